@@ -49,7 +49,7 @@ def round_of(one: Any, *, lies: bool = False) -> Any:
     """One round with everybody who is there. lies: the server asks devices that its own roster does not name."""
     runtime, method = one.runtime(), one.recipe.build()
     if lies:
-        runtime._vouched = lambda numbers: numbers
+        runtime._vouched = runtime._letters.present
     runtime.begin(method, Rng.of(0))
     users = runtime.available()
     shared = method.init_shared(runtime.catalogue, Rng.of(0))
@@ -146,6 +146,26 @@ def test_without_a_roster_of_the_server_a_device_that_needs_one_says_so(
     (said,) = refusals(one)
     assert said.startswith("This device takes part in a secure sum among devices of a signed roster only")
     assert one.own(0, 0) == []
+
+
+def test_who_refused_for_want_of_a_roster_is_asked_as_soon_as_there_is_one(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    one = town(people(), HOMES, PLAN)
+    knows(one)
+    runtime, began = one.runtime(), one.clock.now
+    log = runtime._log
+
+    def telling(event: str, **facts: Any) -> None:
+        log(event, **facts)
+        if event == "waiting":  # everybody rests
+            put_roster(one.records, roster(one).signed(SIGNER))
+
+    runtime._log = telling
+    one.fit(runtime)
+    assert len(one.said("abandoned")) == 1
+    assert [line["clients"] for line in one.records.rounds()] == [7]
+    assert one.clock.now - began < 300
 
 
 def test_a_roster_that_the_device_was_given_by_hand_is_enough(

@@ -334,6 +334,13 @@ class Correspondence:
             self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
         self._sent_to_rest.update(people)
 
+    def wake(self) -> None:
+        """Ask everybody again who was left alone: what their devices refused has changed."""
+        if self._resting:
+            self._resting.clear()
+            self._rests.clear()
+            self._records.note("resting", "{}")
+
     def _tell_rests(self) -> None:
         """Log who was sent to rest since this was told last, and note for whoever asks how many rest until when."""
         if not self._sent_to_rest:

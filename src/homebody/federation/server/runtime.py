@@ -95,7 +95,7 @@ class Flower:
         self._step, self._keep, self._epochs = 0, keep, epochs
         self._method: Method | None = None
         self._measured: Users | None = None
-        self._unlisted: tuple[str, int] | None = None
+        self._roster, self._unlisted = "", ("", 0)
 
     def available(self, *, public: bool = False) -> Users:
         """The numbers of all people who are there, once there are enough of them."""
@@ -109,9 +109,8 @@ class Flower:
         said = False
         while True:
             self._letters.look_around(self._greeting())
-            numbers, devices = self._letters.present(), FEWEST
+            numbers, devices = self._vouched() if self._adds_up else self._letters.present(), FEWEST
             if self._adds_up:
-                numbers = self._vouched(numbers)
                 devices = len(by_device(self._records.devices(), numbers))
             if len(numbers) >= self._plan.least_present and devices >= FEWEST:
                 return np.array(numbers, dtype=np.int64)
@@ -121,14 +120,17 @@ class Flower:
                 said = True
             time.sleep(PAUSE)
 
-    def _vouched(self, numbers: list[int]) -> list[int]:
-        """Those of these people whose devices the roster names; all where there is none. In a secure sum with others,
+    def _vouched(self) -> list[int]:
+        """Those who are there and whose devices the roster names; all where there is none. In a secure sum with others,
         devices that know the roster would take no part."""
         from homebody.federation.server.rosters import stored_roster, unlisted
 
         if (roster := stored_roster(self._records)) is None:
-            return numbers
-        others = unlisted(roster, self._records.devices())
+            return self._letters.present()
+        if roster.digest != self._roster:
+            self._roster = roster.digest
+            self._letters.wake()  # devices may have refused for want of it
+        numbers, others = self._letters.present(), unlisted(roster, self._records.devices())
         if others and self._unlisted != (about := (roster.digest, len(others))):
             self._unlisted = about
             marks = [device.fingerprint[:12] for device in others[:16]]
