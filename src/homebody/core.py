@@ -278,6 +278,13 @@ class Cohort:
     population: int
     items: int = 0
     """The number of items, for methods whose clients report on each; 0: not stated."""
+    devices: int = 0
+    """How many devices these people are on, who add up between them in a secure sum; 0: each is on one of their own."""
+
+    @property
+    def parties(self) -> int:
+        """How many parties a secure sum of the round has."""
+        return self.devices or self.size
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
-from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
+from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle, Skellam
+from homebody.privacy.assumptions import ROSTER, assumptions
+from homebody.privacy.secure_sum import HELPER, SEMI_HONEST
 from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
@@ -139,3 +141,44 @@ def test_one_is_called_as_in_the_data_and_who_sends_nothing_is_refused() -> None
     absent = next(user for user in range(3) if user not in simulator.available())
     with pytest.raises(HomebodyError, match=f"User {ids[absent]} takes no part in training"):
         inspect(FedMF(factors=2), simulator, absent)
+
+
+@pytest.mark.parametrize(
+    ("channel", "cohort", "first", "of"),
+    [
+        (
+            "secure-sum",
+            50,
+            "The server sees the sum of 34 of 50 parties or more, and never a single vector.",
+            "5 of 50",
+        ),
+        (
+            "skellam",
+            200,
+            "The server sees the sum of 160 of 200 parties or more, and never a single vector.",
+            "40 of 200",
+        ),
+    ],
+)
+def test_a_secure_sum_says_who_sees_what_and_what_it_rests_on(
+    simulator: Simulator, channel: str, cohort: int, first: str, of: str
+) -> None:
+    channels = {**CHANNELS, "skellam": Channel(Clip(0.5), Skellam(z=1, least=0.8, colluding=0.2), SecureSum())}
+    found = inspect(FedMF(factors=3, uplink=channels[channel]), simulator, 0, cohort=cohort)
+    seen, who, colluding, roster, *rest = found.assumes
+    assert seen == first
+    assert who == "The server and all parties see who takes part."
+    assert colluding == f"Assumed: no more than {of} parties collude with the server."
+    assert roster == ROSTER
+    assert rest == ([SEMI_HONEST] if cohort > 128 else [])
+    assert found.as_dict()["assumes"] == found.assumes
+
+
+def test_without_a_secure_sum_nothing_of_it_is_said(simulator: Simulator) -> None:
+    assert inspect(FedMF(factors=3, uplink=CHANNELS["noise"]), simulator, 0, cohort=50).assumes == ()
+
+
+def test_a_helper_is_named_and_what_it_is_trusted_with() -> None:
+    seen, who, assumed = assumptions(Channel(Clip(0.5), SecureSum(helper=True), Gaussian(z=1)))
+    assert seen == "The server sees the sum of 67% of a round's parties or more, and never a single vector."
+    assert (who, assumed) == (HELPER, "Assumed: server and helper do not collude.")

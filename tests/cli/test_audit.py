@@ -66,6 +66,9 @@ def test_it_reads_less_behind_a_sum_and_nothing_from_bits(call: Call, runs: dict
     assert summed["reads"].startswith("the sum over a cohort of 120")
     assert summed["users"] == 100
     assert summed["auc"] < 0.9
+    assert summed["assumes"][0].startswith("The server sees the sum of 80 of 120 parties or more")
+    assert summed["assumes"][0] in call(runs["summed"], "--attack", "interactions")[0]
+    assert found(call, runs["plain"], "--attack", "interactions", "--users", 5)["assumes"] == []
     bits = found(call, runs["bits"], "--attack", "interactions")
     assert bits["epsilon"]["server"] == pytest.approx(15, rel=1e-3)
     assert bits["auc"] < 0.6

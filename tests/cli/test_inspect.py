@@ -26,6 +26,8 @@ def test_a_table_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     for words in ("one message of user 3, 5,120 bytes", "40 × 32", "int32", "Only the sum over the 20 people"):
         assert words in table
     assert "Gaussian noise, 1 × the ℓ2 sensitivity" in " ".join(table.split())
+    assert "The server sees the sum of 14 of 20 parties or more, and never a single vector." in rest
+    assert "Assumed: no more than 2 of 20 parties collude with the server." in rest
 
 
 def test_a_round_has_as_many_people_as_a_run_of_the_method_draws(

@@ -114,7 +114,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         (["--method", "fedmd"], "There is no method 'fedmd'; did you mean 'fedmf'?"),
         (["--method", "popularity"], "popularity collects raw data: it cannot be trained on devices."),
         (["--method", "fedmf", "--set", "factor=3"], "There is no field of fedmf 'factor'"),
-        (["--method", "fedmf", "--stage", "secure-sum"], "SecureSum needs more than one letter a round"),
+        (["--method", "fedmf", "--stage", "secure-sum"], "A secure sum needs to know how large a number may be"),
         (["--method", "fedmf", "--stage", "gauss:z=1"], "There is no stage 'gauss'"),
         (["--method", "fedmf", "--budget", "8"], "budget"),
         (["--method", "fedmf", "--budget", "eps=8"], "A budget of ε = 8 cannot hold: from the first round ε is ∞"),

@@ -192,6 +192,7 @@ class Town:
         from homebody.federation.device.home import Home
         from homebody.federation.server.plan import ServerPlan
         from homebody.federation.server.records import Records
+        from homebody.federation.service.certificates import make_device_key, read_public
 
         self.population, self.recipe = population, plan
         self.clock = more.pop("clock")
@@ -202,7 +203,7 @@ class Town:
         self.homes: list[Home] = []
         user = 0
         for number, size in enumerate(sizes):
-            home = Home.create(folder / f"device{number}", server="127.0.0.1:9092")
+            home = Home.create(folder / f"device{number}", server="127.0.0.1:9092", furnish=make_device_key)
             lines = ["user,item" + ("" if population.times is None else ",time")]
             for one in range(user, user + size):
                 for row in range(*population.indptr[one : one + 2]):
@@ -216,8 +217,9 @@ class Town:
             user += size
             self.homes.append(home)
             mark = f"mark{number}"
-            self.records.add_device(mark, mark.encode(), f"device {number}", size)
-            self.mail.keys[mark] = mark.encode()
+            key = read_public(home.path / "device.pub")
+            self.records.add_device(mark, key, f"device {number}", size)
+            self.mail.keys[mark] = key
             self.mail.devices[mark] = self.device(home)
 
     def device(self, home: Any, reporter: Any = None) -> Any:

@@ -397,7 +397,7 @@ def test_a_person_whose_budget_is_spent_declines_and_is_left_alone(
 @pytest.mark.parametrize(
     ("stages", "said"),
     [
-        (["secure-sum"], "SecureSum needs more than one letter a round"),
+        (["secure-sum"], "A secure sum needs to know how large a number may be"),
         (["one-bit:epsilon=1,k=1", "shuffle"], "Shuffle needs a proxy between devices and server"),
         (["ask-rows"], "ask-rows needs more than one letter a round"),
     ],

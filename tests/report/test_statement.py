@@ -31,6 +31,7 @@ from homebody.privacy import (
     Sampling,
 )
 from homebody.privacy.accountant import epsilon
+from homebody.privacy.assumptions import ROSTER
 from homebody.privacy.secure_sum import SEMI_HONEST
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
@@ -478,6 +479,13 @@ class TestFiles:
         ),
         (["secure-sum:range=4"], "Numbers beyond ±4 are cut off"),
         (["ask-rows", "secure-sum"], "The server learns the sum over the cohort and no single update"),
+        (
+            ["clip:norm=1", "skellam:z=2,least=0.8,colluding=0.2", "secure-sum"],
+            (
+                "It opens if 80% of the parties answer, and holds if no more than 20% collude with the server. The "
+                "parties learn who takes part."
+            ),
+        ),
     ],
 )
 def test_each_stage_in_a_sentence(tmp_path: Path, stages: list[str], words: str) -> None:
@@ -486,6 +494,7 @@ def test_each_stage_in_a_sentence(tmp_path: Path, stages: list[str], words: str)
     assert words in Text(statement_page(found)).text
     assert (PARTICIPANTS in found["outside"]) == any(stage.startswith("skellam") for stage in stages)
     assert (SEMI_HONEST in found["outside"]) == any(stage.startswith("skellam") for stage in stages)
+    assert (ROSTER in found["outside"]) == any(stage.startswith("secure-sum") for stage in stages)
 
 
 def test_a_budget_that_holds_and_one_that_is_broken(tmp_path: Path) -> None:

@@ -398,13 +398,14 @@ class _Watched(Simulator):
         nest, known = self.nest, torch.zeros(self.nest.size)
         if not self.nest.random and joined.others:
             known = nest.flat(method.uplink.decoded(joined.others))
-        if method.uplink.facts.hides_senders:
-            # The server has the sum, and knows who is in it.
-            seen = nest.along(nest.flat(method.uplink.decoded(joined.joined)) - known)
-            self.evidence["server"][drawn] += seen[drawn]
         shown = nest.flat(got.total.sum) - known
         rate = cohort.size / cohort.population if cohort.sampling == "fixed" else 1.0
         share = nest.along(shown)
+        if method.uplink.facts.hides_senders:
+            # The server has the sum, and knows who is in it. A helper adds the noise before the server gets it.
+            helped = method.uplink.facts.helped
+            seen = share if helped else nest.along(nest.flat(method.uplink.decoded(joined.joined)) - known)
+            self.evidence["server"][drawn] += seen[drawn]
         self.evidence["clients"] += _evidence(nest.told_by(share), rate, nest.tails)
         for flat in nest.beside(got.total.sum, known):
             self.evidence["clients"] += _evidence(nest.along(flat), rate, nest.tails)
@@ -566,7 +567,7 @@ def draw_releases(
     ledger.charge("release", charges)
     findings = []
     for observer in OBSERVERS:
-        shown = (first if observer == "server" else after).double().numpy()
+        shown = (first if observer == "server" and not channel.facts.helped else after).double().numpy()
         lower = bounds.clopper_pearson(shown, coins.numpy(), delta, confidence)
         findings.append(Finding(observer, ledger.epsilon(observer, delta=delta).epsilon, lower))
     ledger.close()

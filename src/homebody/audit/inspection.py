@@ -23,6 +23,7 @@ from homebody.core import Cohort, Method, Rows, Tree, Update, releases
 from homebody.errors import HomebodyError, several
 from homebody.federation.wire import report_numbers
 from homebody.privacy import Channel
+from homebody.privacy.assumptions import assumptions
 from homebody.privacy.reports import parse_counts_name
 from homebody.privacy.ring import entries_of
 from homebody.privacy.stages import summable
@@ -90,6 +91,8 @@ class Inspection:
     """Empty unless devices ask for rows."""
     reports: ClientReports | None = None
     """Each one-bit report of the message; None: it has none."""
+    assumes: tuple[str, ...] = ()
+    """What a secure sum shows to whom, and what that rests on; empty without one."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -126,7 +129,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
     seen = _sees(acting, planned)
     size = -(-sum(map(_bits, sent.values())) // 8)
-    if acting.uplink.facts.skellam:
+    if acting.uplink.facts.skellam or (acting.uplink.facts.helped and acting.uplink.facts.grid):
         size = entries_of(update) * acting.uplink.ring(entries_of(update), drawn).width
     return Inspection(
         called,
@@ -136,6 +139,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
         (*(_told_by(request) for request, _ in requests), *_given_away(update, acting.uplink)),
         tuple(request for request, _ in requests),
         take_apart(acting, simulator, shared, user, rng.fold("round", 1), update),
+        assumptions(acting.uplink, drawn),
     )
 
 
@@ -168,13 +172,15 @@ def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
 
 def _server(channel: Channel, cohort: Cohort, people: str) -> str:
     facts = channel.facts
-    without = ", without the noise, which it adds itself" if facts.noise_on_sum else ""
+    without = ", without the noise, which it adds itself" if facts.noise_on_sum and not facts.helped else ""
     if facts.shuffle is not None:
         among = cohort.size if facts.shuffle.users is None else facts.shuffle.users
         whose = several(among, "person", "people")
         return f"single randomised reports without a sender, among those of {whose}, if the proxy is honest"
     if facts.secret:
         noised = " with the noise that all of them added" if facts.skellam else ""
+        if facts.helped:
+            noised = f"{' with the noise that the helper added' if facts.noise else ''}, if the helper is honest"
         return f"only the sum over {people}{noised}{without}, and who they are; not this message"
     if facts.reports is not None:
         return f"this message of {several(facts.reports.k, 'randomised bit')}, and whose it is"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.core import Method, Rows, Tree, Update, Users
+from homebody.core import Method, Rows, Total, Tree, Update, Users
 from homebody.errors import HomebodyError
 from homebody.fit import choose
 from homebody.privacy.stages import summable
@@ -120,7 +120,9 @@ def read_interactions(
             seen.append(read(update))
         step(done, len(listed))
     if summed:
-        seen = [read(total)] * len(attacked)
+        noised = method.uplink.facts.helped
+        sums = method.uplink.server(Total(total, len(members)), rng.fold("helper")).sum if noised else None
+        seen = [read(total, sums=sums)] * len(attacked)
     padded = simulator.split.padded(attacked)
     histories = [np.unique(items[valid]) for items, valid in zip(padded.items, padded.valid, strict=True)]
     by_rule = {
@@ -131,7 +133,10 @@ def read_interactions(
     popular = np.bincount(simulator.split.histories().items, minlength=n_items).astype(np.float64)
     reads = f"the sum over a cohort of {len(members):,}" if summed else "each client's own message"
     by_popularity = np.array([area(popular, mine) for mine in histories[helpers:]])
-    reads = f"{reads}, before any noise that the server adds"
+    added = (
+        "with the noise that the helper adds" if method.uplink.facts.helped else "before any noise that the server adds"
+    )
+    reads = f"{reads}, {added}"
     return Reading(reads, seen[0].name, rule, np.array(by_rule[rule][helpers:]), by_popularity)
 
 
@@ -143,9 +148,9 @@ class Seen(NamedTuple):
     sent: Tensor | None
 
 
-def _read(method: Method, update: Update, n_items: int) -> Seen:
-    """The largest tensor with a row for each item."""
-    sums = method.uplink.decoded(update)
+def _read(method: Method, update: Update, n_items: int, sums: Tree | None = None) -> Seen:
+    """The largest tensor with a row for each item. sums: what the server gets in place of the message."""
+    sums = method.uplink.decoded(update) if sums is None else sums
     fitting = {name: value for name, value in sums.items() if value.ndim and len(value) == n_items}
     if not fitting:
         raise HomebodyError(

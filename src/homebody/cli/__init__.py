@@ -14,6 +14,7 @@ from homebody.cli import (
     client,
     data,
     inspect,
+    keys,
     leaderboard,
     methods,
     options,
@@ -56,9 +57,8 @@ for command in (run.run, run.compare, leaderboard.leaderboard, tune.tune, reprod
     app.command()(command)
 for command in (run.show, inspect.inspect, audit.audit, recommend.recommend):
     app.command()(command)
-for group in (data, account, server, client, view, proxy):
+for group in (data, account, server, client, view, proxy, keys):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
-app.add_typer(server.keys, name="keys")
 
 
 def _sentence(error: Exception) -> str | None:

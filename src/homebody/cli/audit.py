@@ -118,9 +118,10 @@ def audit(
         "stages": recipe.stages,
         "epsilon": {who: value if math.isfinite(value) else "inf" for who, value in fitted.epsilon.items()},
         "delta": fitted.delta,
+        "assumes": _assumed(target),
     }
     said = {"attack": attack, "run": str(run), "seed": seed, **result}
-    options.answer(said, as_json, lambda: show(result, recipe.short_method))
+    options.answer(said, as_json, lambda: show(result, recipe.short_method), *result["assumes"])
     if result.get("contradicted") or any(observer["contradicted"] for observer in result.get("observers", [])):
         raise Exit(1)
 
@@ -134,6 +135,14 @@ class Target(NamedTuple):
     recipe: Recipe
     seed: int
     quiet: bool
+
+
+def _assumed(target: Target) -> list[str]:
+    """What a secure sum of the run shows to whom, and what that rests on; nothing without one."""
+    from homebody.privacy.assumptions import assumptions
+
+    parties = target.recipe.cohort or len(target.runtime.available())
+    return list(assumptions(target.fitted.method.uplink, parties))
 
 
 Attacked = tuple[dict[str, Any], Callable[[dict[str, Any], str], None]]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
-from homebody.cli import client_views, options
+from homebody.cli import client_roster, client_views, options
 from homebody.errors import HomebodyError, several
+from homebody.federation.secure_sum import FEWEST
 
 if TYPE_CHECKING:
     from homebody.federation.device.home import Home
@@ -48,6 +49,11 @@ def init(
             "--limit", help="The most that a task may use: memory=2e9, operations=1e12, bytes=3e8, seconds=120; repeat."
         ),
     ] = None,
+    roster_key: Annotated[
+        Path | None,
+        Option(help="The signer.pub of whoever signs the roster of devices: no other devices are believed in a sum."),
+    ] = None,
+    fewest: Annotated[int, client_roster.FEWEST_OPTION] = FEWEST,
     as_json: options.Json = False,
 ) -> None:
     """Create a device: its folder, its keys and its empty store."""
@@ -72,8 +78,17 @@ def init(
         if proxys is not None:
             (inside / "proxy-ca.pem").write_bytes(proxys)
 
-    most = _limits(limits)
-    Home.create(folder, server=server, name=name, budget=budget, proxy=proxy, limits=most, furnish=furnish).close()
+    Home.create(
+        folder,
+        server=server,
+        name=name,
+        budget=budget,
+        proxy=proxy,
+        limits=_limits(limits),
+        fewest=fewest,
+        roster_key="" if roster_key is None else client_roster.signer_key(roster_key),
+        furnish=furnish,
+    ).close()
     key, report_key = folder / "device.pub", folder / "reports.pub"
     created = {"folder": str(folder), "server": server, "name": name, "public_key": str(key)}
     behind = (
@@ -87,6 +102,7 @@ def init(
         f"Give {key} to the server's operator, and say how many people live with it: they are registered "
         "together (`homebody keys add`). The other files are nobody else's.",
         *([behind] if proxy else []),
+        *([f"Give {key} to whoever signs the roster of devices too."] if roster_key else []),
         f"Bring in what they did with `homebody client import {folder} FILE`.",
     )
 
@@ -261,6 +277,9 @@ def limits(
             home.configure(limits=_limits(settings))
         current = home.settings.limits
     options.answer(current, as_json, "\n".join(f"{name}: {value:g}" for name, value in current.items()))
+
+
+app.command()(client_roster.roster)
 
 
 @app.command()

@@ -77,7 +77,7 @@ def _print(inspection: Inspection, method: str) -> None:
     for request in inspection.requests:
         if request.always:
             console.print(_always(request))
-    say(console, *inspection.tells)
+    say(console, *inspection.tells, *inspection.assumes)
 
 
 def _print_reports(console: Console, sent: ClientReports) -> None:

@@ -9,6 +9,7 @@ from typer import Argument, Option, Typer
 
 from homebody.cli import options
 from homebody.cli.options import Json
+from homebody.errors import several
 from homebody.federation.proxy.settings import ProxySettings
 
 __all__ = ["app"]
@@ -41,12 +42,18 @@ def init(
     settings = ProxySettings(**given.values(), next_ca=next_ca is not None)
     public = make(folder, settings, hosts=host or (), next_ca=next_ca, cert=cert, key=key)
     give = f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its reports.pub:"
+    next_hop = f" Give {public} to the operator of {settings.next}, who lets it send there." if settings.next else ""
     options.answer(
         {"folder": str(folder), "listen": settings.listen, "next": settings.next, "public": str(public)},
         as_json,
-        f"A proxy is in {folder}. Give {public} to the operator of {settings.next}, who lets it send there.",
+        f"A proxy is in {folder}.{next_hop}",
         *([give] if settings.tls and cert is None else []),
         f"  homebody proxy allow {folder} reports.pub",
+        *(
+            []
+            if settings.next
+            else [f"Let a server have its sums opened: homebody proxy allow {folder} KEY.pub --server"]
+        ),
         f"Then start it: homebody proxy run {folder}",
     )
 
@@ -73,18 +80,24 @@ def allow(
         ),
     ] = None,
     proxy: Annotated[bool, Option("--proxy", help="The keys are of proxies that forward to this one.")] = False,
+    server: Annotated[
+        bool, Option("--server", help="The keys are of servers, whose secure sums this proxy helps to open.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Let devices, or other proxies, send reports. The proxy may be running."""
+    """Let devices, or other proxies, send reports; or servers have secure sums opened. The proxy may be running."""
     from homebody.federation.proxy.admin import allow
 
-    count = allow(folder, keys, people=people, proxy=proxy)
-    options.answer({"added": len(keys), "senders": count}, as_json, f"{count:,} may send to {folder}.")
+    count = allow(folder, keys, people=people, proxy=proxy, server=server)
+    whom = (
+        f"{folder} opens secure sums of {several(count, 'server')}." if server else f"{count:,} may send to {folder}."
+    )
+    options.answer({"added": len(keys), "servers" if server else "senders": count}, as_json, whom)
 
 
 @app.command()
 def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
-    """Refuse further reports from these keys. The proxy may be running."""
+    """Refuse further reports, or requests of servers, from these keys. The proxy may be running."""
     from homebody.federation.proxy.admin import forbid
 
     count = forbid(folder, keys)
@@ -102,7 +115,6 @@ def run(folder: Dir) -> None:
 @app.command()
 def status(folder: Dir, as_json: Json = False) -> None:
     """Show how many reports are held, were forwarded, and were refused and why."""
-    from homebody.errors import several
     from homebody.federation.proxy.admin import report
 
     state = report(folder)
@@ -111,8 +123,9 @@ def status(folder: Dir, as_json: Json = False) -> None:
     options.answer(
         state,
         as_json,
-        f"{folder}: {state['listen']} to {state['next']} ({alive})",
+        f"{folder}: {state['listen']} to {state['next'] or 'nobody'} ({alive})",
         f"may send: {senders}; open epochs: {state['epochs']:,}",
+        *([f"helps {several(state['servers'], 'server')}; open sums: {state['sums']:,}"] if state["servers"] else []),
         f"reports: {state['accepted']:,} accepted, {state['held']:,} held, {state['forwarded']:,} passed on, "
         f"{sum(state['dropped'].values()):,} dropped",
         *(f"{kind}, {why}: {count:,}" for kind in ("dropped", "refused") for why, count in state[kind].items()),

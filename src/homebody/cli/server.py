@@ -1,4 +1,4 @@
-"""`homebody server`: train over real devices. `homebody keys`: who may take part."""
+"""`homebody server`: train over real devices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from homebody.cli import options
 from homebody.errors import several
 from homebody.federation.server.plan import ServerPlan
 
-__all__ = ["app", "keys"]
+__all__ = ["Dir", "Hosts", "app"]
 
 app = Typer(help="Train over real devices: run the server.", no_args_is_help=True)
-
-keys = Typer(help="Create keys, and choose whose may take part.", no_args_is_help=True)
 
 Dir = Annotated[Path, Argument(help="The server's folder.", metavar="DIR")]
 Hosts = Annotated[
@@ -151,6 +149,46 @@ def items(
 
 
 @app.command()
+def roster(
+    folder: Dir,
+    file: Annotated[
+        Path | None,
+        Argument(help="A roster that `homebody keys sign-roster` wrote; without one, the present roster is shown."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Give devices a signed roster: in secure sums, only its devices take part from now on. The server may be running.
+
+    Devices that know the signer's key check it; the server only passes it on.
+    """
+    from homebody.federation.secure_sum.roster import LONGEST
+    from homebody.federation.server.plan import opened
+    from homebody.federation.server.rosters import put_roster, stored_roster, unlisted
+    from homebody.federation.service.text import read_file
+
+    with opened(folder) as (_, records):
+        if file is not None:
+            put_roster(records, read_file(file, LONGEST + 1))
+        current = stored_roster(records)
+        others = [] if current is None else [device.name for device in unlisted(current, records.devices())]
+    if current is None:
+        options.answer(
+            {"roster": None},
+            as_json,
+            f"No roster: devices with a roster key take no part in a secure sum. Give one: homebody server roster "
+            f"{folder} roster.signed",
+        )
+        return
+    held = {"number": current.number, "run": current.run, "digest": current.digest, "devices": len(current.devices)}
+    options.answer(
+        {"roster": held, "unlisted": others},
+        as_json,
+        f"Roster {current.number} of {several(len(current.devices), 'device')}, digest {current.digest}.",
+        *([f"Not in it, and not asked in secure sums: {', '.join(others)}."] if others else []),
+    )
+
+
+@app.command()
 def backup(folder: Dir, file: Annotated[Path, Argument(help="The file to write; it must not exist.")]) -> None:
     """Back up the server's state to one SQLite file. The server may be running."""
     from homebody.federation.server.admin import backup
@@ -189,84 +227,6 @@ def _check_extra() -> None:
         raise HomebodyError("A server of real devices needs the extra: pip install 'homebody[deploy]'.")
 
 
-@keys.command("init")
-def make_keys(
-    folder: Annotated[Path, Argument(help="The folder for the files; created if missing.", metavar="DIR")],
-    host: Hosts = None,
-    as_json: options.Json = False,
-) -> None:
-    """Create a server's authority, certificate and operator's secret. `homebody server init` does this for you."""
-    from homebody.federation.service.certificates import make_authority
-
-    files = [str(file) for file in make_authority(folder, host or ())]
-    give = f"Give {folder / 'ca.pem'} to every device; keep the others to yourself."
-    options.answer({"files": files}, as_json, *files, give)
-
-
-@keys.command("device")
-def make_device_key(
-    folder: Annotated[Path, Argument(help="The folder for the key; created if missing.", metavar="DIR")],
-    as_json: options.Json = False,
-) -> None:
-    """Create a device's key. `homebody client init` does this for you."""
-    from homebody.federation.service.certificates import make_device_key
-
-    options.made_key(make_device_key(folder), "server", as_json)
-
-
-@keys.command("add")
-def add_key(
-    folder: Dir,
-    public_key: Annotated[Path, Argument(help="The file device.pub that the device made, or reports.pub of a proxy.")],
-    name: Annotated[str, Option(help="A name for the device on this server.")],
-    people: Annotated[
-        int, Option(help="How many people use the device; each is a client. It cannot be changed later.", min=1)
-    ] = 1,
-    proxy: Annotated[bool, Option("--proxy", help="The key is a proxy's: it may bring reports.")] = False,
-    as_json: options.Json = False,
-) -> None:
-    """Let a device take part, also while the server runs: each of its people gets a number. Or let a proxy bring
-    reports."""
-    from homebody.federation.server.plan import opened
-
-    if proxy:
-        from homebody.federation.service.keys import read_report_pub
-
-        key = read_report_pub(public_key)
-        with opened(folder) as (_, records):
-            records.add_proxy(key, name)
-        options.answer({"name": name, "proxy": True}, as_json, f"{name} may bring reports.")
-        return
-
-    from homebody.federation.flower.protocol import fingerprint
-    from homebody.federation.service.certificates import read_public
-
-    key = read_public(public_key)
-    with opened(folder) as (_, records):
-        numbers = records.add_device(fingerprint(key), key, name, people)
-    who = f"client {numbers.start}" if people == 1 else f"clients {numbers.start} to {numbers.stop - 1}"
-    device = {"name": name, "fingerprint": fingerprint(key), "first": numbers.start, "people": people}
-    options.answer(device, as_json, f"{name} may take part: {who}.")
-
-
-@keys.command("remove")
-def remove_key(
-    folder: Dir,
-    which: Annotated[str, Argument(help="The device's name or fingerprint, or the proxy's name.")],
-    proxy: Annotated[bool, Option("--proxy", help="Remove a proxy, not a device.")] = False,
-) -> None:
-    """Remove a device or a proxy. A removed device takes no further part, and its client numbers are not reused."""
-    from homebody.federation.server.plan import opened
-
-    with opened(folder) as (_, records):
-        if proxy:
-            records.remove_proxy(which)
-            echo(f"{which} may bring reports no more.")
-            return
-        gone = records.remove_device(which)
-    echo(f"{gone.name} takes part no more.")
-
-
 def _print_status(folder: Path, state: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -282,6 +242,7 @@ def _print_status(folder: Path, state: dict[str, Any]) -> None:
         f"rounds {state['rounds']} of {state['planned']}; {several(state['items'], 'item')}",
         f"ε certified, one user, so far: {certified}; δ = {state['delta']:g}",
     )
+    say(console, *state["assumes"])
     if last := state["measured"]:
         shown = [name for name in (state["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
         said = measured({name: last["metrics"][name] for name in shown}, last["errors"])

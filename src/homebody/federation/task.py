@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
@@ -16,12 +17,13 @@ from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation.metrics import METRICS
 from homebody.federation import LONGEST, MOST_INTERACTIONS, wire
 from homebody.federation.epoch import BadEpoch, Epoch
+from homebody.federation.secure_sum.messages import EXCHANGES, Exchange, Terms
 from homebody.federation.service.text import one_line
 from homebody.methods import METHODS, build
 from homebody.privacy import Channel, Charge
 from homebody.rng import Rng
 
-__all__ = ["DO", "Task", "acting", "asks", "measurements", "measuring", "metric_names", "telemetry"]
+__all__ = ["DO", "SumTask", "Task", "acting", "asks", "measurements", "measuring", "metric_names", "telemetry"]
 
 MOST_ITEMS = 2**31
 """No row has a number on the wire that is as large."""
@@ -35,6 +37,37 @@ MOST_CUTOFFS = 100
 MOST_STAGES = 16
 _TO_ONE_DEVICE = frozenset({"first", "people", "epoch", "keep"})
 """Fields of a letter that are for one device only, or not about the work."""
+
+
+@dataclass(frozen=True)
+class SumTask:
+    """One exchange of a secure sum; the question itself is a part of the letter.
+
+    >>> asked = SumTask(Terms("run", "train/1", parties=4, entries=2, width=2), "keys")
+    >>> SumTask.read(asked.to_json()) == asked
+    True
+    """
+
+    terms: Terms
+    exchange: Exchange
+    roster: str = ""
+    """The digest of the server's roster of devices; empty: it has none."""
+
+    @classmethod
+    def read(cls, said: Mapping[str, Any]) -> SumTask:
+        try:
+            if {*said} - {"roster"} != {"terms", "exchange"} or said["exchange"] not in EXCHANGES:
+                raise ValueError("other names")
+            if not re.fullmatch("[0-9a-f]{32}|", said.get("roster", "")):
+                raise ValueError("no digest")
+            return cls(Terms.decode(bytes.fromhex(said["terms"])), said["exchange"], said.get("roster", ""))
+        except (ValueError, TypeError, HomebodyError) as error:
+            raise wire.Malformed("The letter's description of a secure sum is not as it should be.") from error
+
+    def to_json(self) -> dict[str, str]:
+        """The inverse of `read`."""
+        named = {"roster": self.roster} if self.roster else {}
+        return {"terms": self.terms.encode().hex(), "exchange": self.exchange, **named}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +105,10 @@ class Task:
     """The digest of the feature schema; empty: the method uses no features."""
     epoch: Epoch | None = None
     """The epoch whose key reports are sealed to, if they go through a proxy."""
+    sum: SumTask | None = None
+    """The exchange of a secure sum that it asks for, if devices add up between them."""
     first: int = 0
-    """The number of this device's first person."""
+    """The number of this device's first person, and its own in a secure sum."""
     people: list[int] = field(default_factory=list)
     shared: str = ""
     """The digest of the shared parameters."""
@@ -98,6 +133,8 @@ class Task:
                 raise wire.Malformed("The letter's epoch is not as it should be.")
             if epoch.asks != asks(header):
                 raise wire.Malformed("The letter's epoch is about another letter.")
+        if (said := values.get("sum")) is not None:
+            values["sum"] = SumTask.read(said)
         task = cls(**values)
         task._check()
         return task
@@ -126,6 +163,11 @@ class Task:
             raise wire.Malformed("The letter's stages or cut-offs are not as they should be.")
         if self.do not in DO:
             raise wire.Malformed("The letter asks for something that this client does not know: update it.")
+        if self.sum is not None and (self.sum.terms.run, self.sum.terms.attempt.partition("#")[0]) != (
+            self.run,
+            self.counted.partition("#")[0],
+        ):
+            raise wire.Malformed("The letter's secure sum is of another round.")
 
     def header(self) -> dict[str, Any]:
         """The inverse of `read`."""
@@ -133,15 +175,22 @@ class Task:
             "largest": self.largest is None,
             "features": not self.features,
             "epoch": self.epoch is None,
+            "sum": self.sum is None,
             **dict.fromkeys(("first", "people", "shared"), not self.shared),  # a greeting is to everyone
         }
         values = {spec.name: getattr(self, spec.name) for spec in fields(self) if not left_out.get(spec.name)}
-        return values if self.epoch is None else {**values, "epoch": self.epoch.to_json()}
+        described = {"epoch": self.epoch, "sum": self.sum}
+        return values | {name: value.to_json() for name, value in described.items() if value is not None}
 
     @property
     def kind(self) -> str:
         """Flower's message type for this task."""
         return self.do if self.do in ("train", "evaluate") else f"query.{self.do}"
+
+    @property
+    def counted(self) -> str:
+        """The release that a person's ledger and outbox name: what is measured is a release of its own."""
+        return self.release if self.do == "train" else f"{self.release}/telemetry"
 
     @property
     def phase(self) -> str:
@@ -165,12 +214,14 @@ class Task:
         asked: list[Any] = [self.do, self.described(), self.shared, self.key, self.step, self.half]
         if self.epoch is not None:  # sealed to another key, the same reports would be others to the server
             asked.append(self.epoch.to_json())
+        if self.sum is not None:  # another attempt gets other noise: the same in two sums would cancel out
+            asked.append(self.sum.terms.digest.hex())
         return wire.digest(json.dumps(asked, sort_keys=True).encode())
 
 
 def _kinds() -> dict[str, tuple[Any, bool]]:
     """The type of each field in a header, as JSON has it, and whether it must be there."""
-    hints = {**get_type_hints(Task), "epoch": dict | None}
+    hints = {**get_type_hints(Task), "epoch": dict | None, "sum": dict | None}
     del hints["largest"]  # devices do not use it
     given = {spec.name for spec in fields(Task) if spec.default is MISSING and spec.default_factory is MISSING}
     plain = {name: get_origin(hint) if isinstance(hint, GenericAlias) else hint for name, hint in hints.items()}

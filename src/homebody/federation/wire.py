@@ -23,6 +23,9 @@ from homebody.errors import HomebodyError
 from homebody.rng import Rng
 
 __all__ = [
+    "QUESTION",
+    "ROSTER",
+    "SUM",
     "Expected",
     "Malformed",
     "OtherVersion",
@@ -46,6 +49,9 @@ MAGIC = b"HB"
 HEADER_BYTES = 1 << 20
 """The longest header: names and shapes, never what grows with a catalogue."""
 TENSORS = 256
+QUESTION, SUM, ROSTER = "question", "sum", "roster"
+"""The parts of a letter, and of its answer, that belong to an exchange of a secure sum; and the signed list of devices
+that may take part, for whoever lacks it."""
 _PREFIX = struct.Struct("<2sHI")
 _KINDS = {
     torch.float32: "<f4",
@@ -272,8 +278,8 @@ def report_numbers(update: Tree) -> npt.NDArray[np.int64]:
 
 
 def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
-    """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself. What
-    such a stage promises would be charged, and not kept. proxied: there is a proxy to shuffle reports."""
+    """Refuse a channel that devices cannot keep: by the server, and by every device for itself. What such a stage
+    promises would be charged, and not kept. proxied: there is a proxy to shuffle reports."""
     if method.uplink.reads:
         raise HomebodyError(
             f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "
@@ -286,13 +292,16 @@ def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
         )
     if method.uplink.facts.skellam and not method.uplink.facts.secret:
         raise HomebodyError(
-            "Skellam noise is a share of a secure sum's, and devices have no secure sum: without one it is next to no "
-            "noise; leave it out, or add laplace on the device."
+            "Skellam noise is a share of a secure sum's, and without one it is next to no noise: put `secure-sum` "
+            "after it, or add laplace on the device."
         )
-    if method.uplink.facts.secret or method.uplink.asks_rows:
-        name = "SecureSum" if method.uplink.facts.secret else "ask-rows"
+    if method.uplink.facts.sum is not None and method.uplink.facts.sum.helper:
+        raise HomebodyError("Devices do not add up with a helper yet: leave out helper=true, and use skellam noise.")
+    if method.uplink.facts.secret:
+        method.uplink.ring(1, people=1)  # its numbers have a range
+    if method.uplink.asks_rows:
         raise HomebodyError(
-            f"{name} needs more than one letter a round, which devices do not exchange: leave it out, and the ledger "
+            "ask-rows needs more than one letter a round, which devices do not exchange: leave it out, and the ledger "
             "says what the server learns."
         )
 

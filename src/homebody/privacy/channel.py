@@ -13,9 +13,9 @@ from torch.func import vmap
 from homebody.core import Cohort, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate, Observer
-from homebody.privacy.ring import Numbers, Ring, finest, fitting, longest, reach_of_noise
+from homebody.privacy.ring import Numbers, Ring, finest, fitting, longest, reach_of_gaussian, reach_of_noise
 from homebody.privacy.skellam import UNIT
-from homebody.privacy.stages import Facts, Stage, mapped, summable
+from homebody.privacy.stages import Facts, Gaussian, Stage, mapped, summable
 from homebody.rng import Rng
 
 __all__ = ["Channel"]
@@ -106,6 +106,22 @@ before it.
         fitted = replace(noise, parties=parties)
         return self.with_stages(*(fitted if stage is noise else stage for stage in self.stages))
 
+    def noised_elsewhere(self) -> Channel:
+        """This channel for a sum to which the helper has added the noise: its server half adds none.
+
+        >>> import torch
+        >>> from homebody.privacy import Clip, Gaussian, SecureSum
+        >>> channel = Channel(Clip(1), SecureSum(helper=True), Gaussian(z=1)).noised_elsewhere()
+        >>> steps = {"w": torch.tensor([0, 3 << 18])}
+        >>> channel.server(Total(steps, 5), Rng.of(0)).sum["w"].tolist()
+        [0.0, 3.0]
+        """
+        if not self.facts.helped:
+            return self
+        return self.with_stages(
+            *(replace(stage, added=True) if isinstance(stage, Gaussian) else stage for stage in self.stages)
+        )
+
     def ring(self, entries: int, people: int) -> Ring:
         """The whole numbers in which parties add up messages of so many numbers, with the updates of so many people.
 
@@ -123,23 +139,42 @@ before it.
             steps = fitting(entries)
             moved = reach_of_noise(noise.parties * noise.units(entries) / UNIT, entries)
             return Ring.fitted(people * longest(steps, entries) + moved, noise.step(entries), whole=True)
-        if facts.unknown or facts.noise_on_device or facts.reports or facts.responses:
+        if self._unbounded:
             what = facts.unknown or facts.hidden
             raise HomebodyError(
                 f"Parties add up whole numbers within a known range, and nothing bounds them after {what}: leave it "
                 "out, or use Skellam noise."
             )
-        given = facts.sum.range if facts.sum else None
-        largest = min((*facts.norms.values(), *(() if given is None else (given,))), default=None)
+        largest = self._largest
         if largest is None:
             raise HomebodyError(
                 "A secure sum needs to know how large a number may be: put a Clip before it, or give its range, as in "
                 "secure-sum:range=4."
             )
         if facts.grid:
-            return Ring.fitted(people * largest / facts.grid.step, facts.grid.step, whole=True)
+            noise_steps = reach_of_gaussian(2.0**facts.grid.depth, entries) if facts.helped else 0.0
+            return Ring.fitted(people * largest / facts.grid.step + noise_steps, facts.grid.step, whole=True)
         steps = finest(people)
         return Ring.fitted(people * (steps + 1), largest / steps, largest=largest)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether parties add up messages of this channel between them, in a secure sum without a helper. In a
+        simulation a channel may promise a secure sum of numbers that no `ring` holds."""
+        numbers = self.facts.skellam is not None or (self._largest is not None and not self._unbounded)
+        return self.facts.secret and not self.facts.helped and numbers
+
+    @property
+    def _largest(self) -> float | None:
+        """The largest number of a message, if something bounds it."""
+        given = self.facts.sum.range if self.facts.sum else None
+        return min((*self.facts.norms.values(), *(() if given is None else (given,))), default=None)
+
+    @property
+    def _unbounded(self) -> bool:
+        """Whether numbers of a message may leave any bound that was set before."""
+        facts = self.facts
+        return bool(facts.unknown or facts.noise_on_device or facts.reports or facts.responses)
 
     def party(self, updates: Sequence[Update], ring: Ring, rng: Rng) -> Numbers:
         """What one party gives to a secure sum: the updates of its people, added up, and its share of the noise.

@@ -19,6 +19,7 @@ __all__ = [
     "Charge",
     "Event",
     "GaussianRelease",
+    "HelpedRelease",
     "LaplaceRelease",
     "NonPrivate",
     "Observer",
@@ -122,6 +123,17 @@ class GaussianRelease(_NoisyRelease):
 
     def __str__(self) -> str:
         return f"Gaussian noise, {self.multiplier:g} × the ℓ2 sensitivity ({self.relation}); {self.sampling}"
+
+
+@dataclass(frozen=True)
+class HelpedRelease(_NoisyRelease):
+    """The same, as the server sees it where a helper adds the noise: it holds while the two do not collude."""
+
+    kind: Literal["helped-gaussian"] = "helped-gaussian"
+
+    def __str__(self) -> str:
+        noise = f"Gaussian noise that a helper adds, {self.multiplier:g} × the ℓ2 sensitivity"
+        return f"{noise} ({self.relation}); {self.sampling}"
 
 
 @dataclass(frozen=True)
@@ -268,7 +280,16 @@ class NonPrivate:
         return f"not private: {self.reason}"
 
 
-Event = GaussianRelease | LaplaceRelease | SkellamRelease | PureRelease | Reports | ShuffledReports | NonPrivate
+Event = (
+    GaussianRelease
+    | HelpedRelease
+    | LaplaceRelease
+    | SkellamRelease
+    | PureRelease
+    | Reports
+    | ShuffledReports
+    | NonPrivate
+)
 _KINDS: dict[str, type[Event]] = {event.kind: event for event in get_args(Event)}
 
 

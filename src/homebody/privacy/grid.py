@@ -57,14 +57,15 @@ class Grid:
     """The type that fits a message's numbers."""
 
     @classmethod
-    def fitted(cls, scale: float, bound: float, *, coarsest: int = 0) -> Grid:
-        """The grid for noise of this scale on numbers within the bound: 2²⁸ steps to the bound, where that can be."""
+    def fitted(cls, scale: float, bound: float, *, coarsest: int = 0, bits: int = 28) -> Grid:
+        """The grid for noise of this scale on numbers within the bound: 2^bits steps to the bound, or up to twice as
+        many, where that can be."""
         if not all(_SMALLEST <= number <= _LARGEST for number in (scale, bound)):
             raise HomebodyError(
                 f"Noise of scale {scale:g} on numbers within {bound:g} cannot be drawn exactly: both must lie between "
                 f"{_SMALLEST:g} and {_LARGEST:g}."
             )
-        wanted = 28 + math.ceil(math.log2(scale) - math.log2(bound))
+        wanted = bits + math.ceil(math.log2(scale) - math.log2(bound))
         depth = min(max(wanted, coarsest), _FINEST)
         step = scale * 2.0**-depth
         return cls(step, depth, torch.int32 if bound < step * 2**31 else torch.int64)

@@ -25,6 +25,7 @@ import numpy as np
 from homebody.privacy.events import (
     Event,
     GaussianRelease,
+    HelpedRelease,
     LaplaceRelease,
     NonPrivate,
     PureRelease,
@@ -60,6 +61,11 @@ EVERYONE = Sampling()
 _DISCRETE = 1 + 2.0**-22
 """Discrete Laplace noise of multiplier m on a grid of step g and scale t steps is, by its privacy losses, no worse than
 continuous noise of multiplier m / (1 + 1/4t), and t is at least 2²⁰ (`homebody.privacy.grid`). Alone it is as good."""
+BETWEEN_PARTIES = (
+    "Skellam noise is added by the parties of a round between them. It holds if as many of them answer as must "
+    "(least), no more than stated collude with the observer (colluding), and the roster of parties comes from somebody "
+    "else than the observer."
+)
 HIDES_NOTHING = 30.0
 """Above this ε a report has a clone with probability under 1e-13: its shuffle is not counted."""
 
@@ -139,16 +145,18 @@ def _term(event: Event, notes: set[str]) -> tuple[Term, int]:
     match event:
         case GaussianRelease():
             return GaussianTerm(event.multiplier, sampling), 1
+        case HelpedRelease():
+            notes.add(
+                "Gaussian noise is added by a helper. It holds against the server while server and helper do not "
+                "collude."
+            )
+            return GaussianTerm(event.multiplier, sampling), 1
         case LaplaceRelease() if sampling.kind == "fixed":
             return PureTerm(amplified(1 / event.multiplier, rate)), 1
         case LaplaceRelease():
             return LaplaceTerm(event.multiplier, rate), 1
         case SkellamRelease():
-            notes.add(
-                "Skellam noise is added by the parties of a round between them. It holds if as many of them answer as "
-                "must (least), no more than stated collude with the observer (colluding), and the roster of parties "
-                "comes from somebody else than the observer."
-            )
+            notes.add(BETWEEN_PARTIES)
             return SkellamTerm(event.multiplier, event.steps, event.entries, sampling), 1
         case PureRelease():
             return PureTerm(amplified(event.epsilon, rate), rate * event.delta), 1

@@ -23,7 +23,7 @@ from homebody.ops import for_cohort
 from homebody.privacy import noise_kernels
 from homebody.rng import Rng
 
-__all__ = ["Ring", "entries_of", "finest", "fitting", "longest", "reach_of_noise", "rounded"]
+__all__ = ["Ring", "entries_of", "finest", "fitting", "longest", "reach_of_gaussian", "reach_of_noise", "rounded"]
 
 Numbers = npt.NDArray[np.uint64]
 
@@ -82,6 +82,11 @@ def reach_of_noise(variance: float, entries: int) -> float:
     """
     level = math.log(2 * max(1, entries) / WRAPS)
     return level / 3 + math.sqrt(level**2 / 9 + 2 * level * variance)
+
+
+def reach_of_gaussian(deviation: float, entries: int) -> float:
+    """The same for rounded normal variables of this standard deviation: P(|X| ≥ t) ≤ 2 exp(−t²/(2 × variance))."""
+    return deviation * math.sqrt(2 * math.log(2 * max(1, entries) / WRAPS)) + 1
 
 
 @dataclass(frozen=True)

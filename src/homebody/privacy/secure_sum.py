@@ -40,6 +40,10 @@ SEMI_HONEST = (
     f"In a secure sum of more than {COMPLETE} parties each masks with a few neighbours: that holds against a server "
     "that follows the protocol, and not against one that departs from it."
 )
+HELPER = (
+    "Who takes part in a round: server and helper know it. And a helper that sees the shared parameters can take its "
+    "own noise off them: it then knows the sum of a round, though no single update."
+)
 _NORMAL = 1 << 20
 """From this variance on, a simulation draws the noise of many devices as a rounded normal variable: the fourth moments
 of the two differ by a factor of 1 + 1 / (3 × the variance)."""
@@ -59,14 +63,14 @@ def honest(parties: int, least: float, colluding: float) -> int:
     return threshold(parties, least) - math.floor(colluding * parties + 1e-9)
 
 
-def check_shares(least: float, colluding: float) -> None:
+def check_shares(least: float, colluding: float, *, helper: bool = False) -> None:
     """Refuse shares with which parties could be made to open two sums: any two sets of answers must have an honest
-    party in common."""
+    party in common. A helper opens one sum alone, so with it the shares are free."""
     check_number("The share of parties that may collude", colluding, zero=True)
     check_number("The share of parties that must answer", least)
     if least > 1:
         raise HomebodyError(f"The share of parties that must answer is at most 1, not {least:g}.")
-    if not 2 * least > 1 + colluding:
+    if not helper and not 2 * least > 1 + colluding:
         raise HomebodyError(
             f"With least={least:.4g} and colluding={colluding:.4g} two sums could be opened that no honest party is in "
             f"twice: let least be above {(1 + colluding) / 2:.4g}, or colluding smaller."
@@ -171,15 +175,15 @@ class Skellam(Stage):
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """Without a secure sum: the server, and whoever it tells, knows each message."""
-        share = self.z / math.sqrt(honest(cohort.size, self.least, self.colluding))
+        share = self.z / math.sqrt(honest(cohort.parties, self.least, self.colluding))
         drawn = {who: EVERYONE if who == "server" else sampling(cohort) for who in OBSERVERS}
         return [Charge(who, "user", self._release(share, drawn[who])) for who in OBSERVERS]
 
     def charges_of_sum(self, cohort: Cohort) -> Sequence[Charge]:
         """Behind a secure sum. A client that takes part knows its own noise, so for clients one party colludes; and it
         learns who else takes part, so that drawing people hides nothing from it."""
-        parties, known = honest(cohort.size, self.least, self.colluding), self.z
-        if cohort.size > 1 and honest(cohort.size, self.least, 0.0) == parties:
+        parties, known = honest(cohort.parties, self.least, self.colluding), self.z
+        if cohort.parties > 1 and honest(cohort.parties, self.least, 0.0) == parties:
             known *= math.sqrt((parties - 1) / parties)
         to = {"server": self._release(self.z), "clients": self._release(known)}
         return [Charge(who, "user", to.get(who, self._release(self.z, sampling(cohort)))) for who in OBSERVERS]
@@ -205,7 +209,8 @@ class SecureSum(Stage):
     """Declares that the server learns the sum over the cohort and no single update.
 
     The sum itself is exact: without noise ε stays ∞. With Skellam noise before it, which the devices add between them,
-    ε is finite against the server too. Whole tables are summed, since which rows a device sends would tell what it
+    ε is finite against the server too. So it is with a helper that opens the sum and adds Gaussian noise, as long as
+    server and helper do not collude. Whole tables are summed, since which rows a device sends would tell what it
     touched. A simulation just sums. Parties of a real sum add whole numbers, as `Channel.ring` defines them.
     """
 
@@ -216,6 +221,9 @@ class SecureSum(Stage):
     """The share of a round's parties that must answer: by default that of Skellam noise, or `LEAST`."""
     colluding: float | None = None
     """The share of them that may collude with the server: by default that of Skellam noise, or `COLLUDING`."""
+    helper: bool = False
+    """Whether a helper opens the sum, and adds the noise of a `Gaussian` after it. It is a party that does not collude
+    with the server: a proxy, as for `Shuffle`."""
     noise: Skellam | None = field(default=None, kw_only=True, repr=False, compare=False)
     """The noise in the sum that devices added; a channel takes it from the stage before."""
 
@@ -227,7 +235,12 @@ class SecureSum(Stage):
         if self.range is not None:
             check_number("The range of a secure sum", self.range)
             object.__setattr__(self, "keeps_sum", False)  # what is cut off is not in the sum
-        check_shares(*self.shares)
+        if self.helper and self.colluding is not None:
+            raise HomebodyError(
+                "With a helper it does not matter how many devices collude with the server: leave colluding out of "
+                "secure-sum."
+            )
+        check_shares(*self.shares, helper=self.helper)
 
     @property
     def shares(self) -> tuple[float, float]:
@@ -251,6 +264,10 @@ class SecureSum(Stage):
         if facts.mechanism and facts.mechanism.on_sum:
             noise = type(facts.mechanism).__name__
             raise HomebodyError(f"SecureSum makes the sum that {noise} adds noise to: put it before.")
+        if facts.skellam and self.helper:
+            raise HomebodyError(
+                "With a helper, the helper adds all of the noise: leave out skellam, and put gaussian after secure-sum."
+            )
         if facts.skellam and (self.least, self.colluding, self.range) != (None, None, None):
             raise HomebodyError(
                 "With Skellam noise, least and colluding are settings of skellam, and its clip is the range: leave "

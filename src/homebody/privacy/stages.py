@@ -8,6 +8,7 @@ one person in `homebody.privacy.views`, the secure sum and the noise that device
 |---|---|---|---|
 | `Clip` | bounds the update | | nothing is hidden by it alone |
 | `Gaussian` | rounds to a grid | adds noise to the sum | the server ∞; others by `GaussianRelease` |
+| the same with a helper | rounds to a grid | the helper adds noise | also the server, by `HelpedRelease` |
 | `Laplace` | rounds to a grid, adds noise | or adds it here | by `LaplaceRelease`; on the device to the server too |
 | `OneBit` | sends k bits of k random entries | estimates the sum from them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
@@ -42,6 +43,7 @@ from homebody.privacy.events import (
     Charge,
     Event,
     GaussianRelease,
+    HelpedRelease,
     LaplaceRelease,
     NonPrivate,
     Relation,
@@ -59,6 +61,9 @@ __all__ = ["Clip", "Facts", "Gaussian", "Laplace", "Stage"]
 
 _SHRUNK = 1 - 2**-20
 """Rounding to 32 bits must not carry a clipped update over its bound."""
+_FINE, _HELPED = 28, 18
+"""A clip's norm has 2 to this power steps, or up to twice as many; with a helper fewer, so that a sum over 4,000 people
+and its noise fit into 4 bytes a number."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Facts:
     """What hides the update, for a sentence: "Laplace noise", "one-bit reports"; empty: nothing does."""
     noise: Literal["", "gaussian", "laplace", "skellam"] = ""
     noise_on_sum: bool = False
-    """Whether the server adds the noise. It then sees the sum without it."""
+    """Whether noise is added to the sum: by a helper (`helped`), or by the server, which sees the sum without it."""
     grid: Grid | None = None
     """What the numbers of a message are whole steps of; None: they are plain numbers."""
     reports: OneBit | None = None
@@ -107,6 +112,11 @@ class Facts:
     def secret(self) -> bool:
         """Whether the server gets the sum alone."""
         return self.sum is not None
+
+    @property
+    def helped(self) -> bool:
+        """Whether a helper opens the sum. Noise on the sum is then the helper's, and the server never sees it bare."""
+        return self.sum is not None and self.sum.helper
 
     @property
     def noise_on_device(self) -> bool:
@@ -305,11 +315,14 @@ def clip_factor(power: Tensor, order: int, bound: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Gaussian(Stage):
-    """Noise that the server adds to the sum, of z × the ℓ2 sensitivity, in every coordinate.
+    """Noise that is added to the sum, of z × the ℓ2 sensitivity, in every coordinate.
 
     The server adds it, so it sees the sum without it: ε = ∞ against the server. The others see the noised sum, and do
     not learn who was in the cohort. Devices send whole numbers of the grid's steps; the noise is a normal variable,
     rounded to the grid.
+
+    After a secure sum with a helper, the helper adds it: ε is finite against the server too, which knows who was in the
+    cohort.
     """
 
     z: float
@@ -318,6 +331,10 @@ class Gaussian(Stage):
     """ℓ2, under the relation; a channel takes it from its clip."""
     grid: Grid | None = field(default=None, kw_only=True, repr=False, compare=False)
     """What updates are rounded to; None where there is no noise."""
+    helped: bool = field(default=False, kw_only=True, repr=False, compare=False)
+    """Whether a helper adds it; a channel takes that from its secure sum."""
+    added: bool = field(default=False, kw_only=True, repr=False, compare=False)
+    """Whether the helper has added it already; see `Channel.noised_elsewhere`."""
 
     on_sum = True
     noise_field = "z"
@@ -334,9 +351,9 @@ class Gaussian(Stage):
     def place(self, facts: Facts) -> tuple[Self, Facts]:
         bound = facts.bound(2, "Gaussian noise")
         known = _sensitivity(bound, self.relation)
-        grid = Grid.fitted(self.z * known, bound) if self.z else None
+        grid = Grid.fitted(self.z * known, bound, bits=_HELPED if facts.helped else _FINE) if self.z else None
         after = replace(facts, hidden="Gaussian noise", noise="gaussian", noise_on_sum=True, grid=grid)
-        return replace(self, sensitivity=known, grid=grid), after
+        return replace(self, sensitivity=known, grid=grid, helped=facts.helped), after
 
     def work(self, given: Work) -> Work:
         return noised(given)
@@ -349,13 +366,22 @@ class Gaussian(Stage):
 
     def server(self, total: Total, rng: Rng) -> Total:
         _placed(self.sensitivity, "Gaussian noise")
-        return Total(_noised(total.sum, self.grid, rng, gaussian), total.clients) if self.grid else total
+        if self.grid is None:
+            return total
+        if self.added:
+            return Total({name: self.grid.values(dense(value)) for name, value in total.sum.items()}, total.clients)
+        return Total(_noised(total.sum, self.grid, rng, gaussian), total.clients)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if not self.z:
             return _everyone(NonPrivate("Gaussian noise with z = 0 is no noise"))
         relation, share = _counted(self.relation, cohort)
-        return _noise_on_sum(GaussianRelease(self.z * share, relation, sampling(cohort)))
+        charges = _noise_on_sum(GaussianRelease(self.z * share, relation, sampling(cohort)))
+        if not self.helped:
+            return charges
+        # The server picks the cohort, so being drawn hides nobody from it.
+        known = HelpedRelease(self.z * share, relation)
+        return [replace(charge, event=known) if charge.observer == "server" else charge for charge in charges]
 
 
 @dataclass(frozen=True)
@@ -398,6 +424,8 @@ class Laplace(Stage):
         return self.where == "sum"
 
     def place(self, facts: Facts) -> tuple[Self, Facts]:
+        if facts.helped:
+            raise HomebodyError("The helper of a secure sum adds Gaussian noise: use gaussian instead of laplace.")
         after = replace(facts, hidden="Laplace noise", noise="laplace", noise_on_sum=self.on_sum)
         if self.unbounded:
             if facts.norms:

@@ -23,10 +23,11 @@ from homebody.errors import HomebodyError, several
 from homebody.methods import METHODS, find
 from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
 from homebody.privacy.accountant import Bound
+from homebody.privacy.assumptions import ROSTER
 from homebody.privacy.budget import check_delta
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.papers import PAPERS, paper
-from homebody.privacy.secure_sum import SEMI_HONEST
+from homebody.privacy.secure_sum import HELPER, SEMI_HONEST, SecureSum
 from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, with_noise
 from homebody.reference import Reference
 from homebody.report.record import RunFolder, jsonable
@@ -142,6 +143,8 @@ def _gathered(
     outside = [SELECTION, *([] if central else [MEMBERSHIP, *environment.get("outside", [UNRECORDED])])]
     stages = [] if central else _stages(recipe)
     outside += [PARTICIPANTS, SEMI_HONEST] if any(stage["stage"] == "skellam" for stage in stages) else []
+    outside += [ROSTER] if any(_among_parties(stage) for stage in stages) else []
+    outside += [HELPER] if any(stage["settings"].get("helper") for stage in stages) else []
     outside += [SIMULATED] if simulated and not central else []
     outside += [FOLDER]
     stated = {
@@ -296,7 +299,7 @@ def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each message passes on its way out, as the recipe says it."""
     specs = list(recipe.get("stages") or [])
     channel = parse_channel(with_noise(specs) if recipe.get("calibrate") else specs)
-    out, stages = [], iter(channel.stages)
+    out, stages, helped = [], iter(channel.stages), channel.facts.helped
     for spec in specs:
         name, _ = split_stage(spec)
         if name == ASK_ROWS:
@@ -304,11 +307,19 @@ def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         stage = next(stages)
         values = {field.name: getattr(stage, field.name) for field in fields(cast(Any, stage)) if field.compare}
-        settings = {name: value for name, value in values.items() if value is not None}
+        settings = {
+            key: value for key, value in values.items() if value is not None and (key, value) != ("helper", False)
+        }
         if "sensitivity" in settings and hasattr(stage, "scale"):
             settings["scale"] = stage.scale
-        out.append({"stage": name, "settings": settings, "means": _means(name, settings)})
+        about = {"helped": helped, "shares": stage.shares if isinstance(stage, SecureSum) else None}
+        out.append({"stage": name, "settings": settings, "means": _means(name, {**settings, **about})})
     return out
+
+
+def _among_parties(stage: Mapping[str, Any]) -> bool:
+    """Whether it is a secure sum that devices open between them."""
+    return bool(stage["stage"] == "secure-sum" and not stage["settings"].get("helper"))
 
 
 def _means(name: str, values: Mapping[str, Any]) -> str:
@@ -319,8 +330,9 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
         what = "each tensor of its update" if isinstance(norm, Mapping) else "its update"
         return f"Each device scales {what} down to an ℓ{values['order']} norm of at most {most}."
     if name == "gaussian":
+        who = "The helper" if values["helped"] else "The server"
         return (
-            f"The server adds Gaussian noise of standard deviation {values['scale']:g} to every coordinate of the sum: "
+            f"{who} adds Gaussian noise of standard deviation {values['scale']:g} to every coordinate of the sum: "
             f"{values['z']:g} × the ℓ2 sensitivity of {values['sensitivity']:g} ({values['relation']})."
         )
     if name == "laplace":
@@ -366,10 +378,17 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
             f"than {values['colluding']:.0%} tell the server their noise."
         )
     if name == "secure-sum":
+        opened = " A helper opens it, one sum a round, and learns no update either." if "helper" in values else ""
         cut = f" Numbers beyond ±{values['range']:g} are cut off." if "range" in values else ""
+        least, colluding = values["shares"]
+        if not opened:
+            opened = (
+                f" It opens if {least:.0%} of the parties answer, and holds if no more than {colluding:.0%} collude "
+                "with the server. The parties learn who takes part."
+            )
         return (
             "The server learns the sum over the cohort and no single update; a simulation declares it, and just sums."
-            f"{cut}"
+            f"{opened}{cut}"
         )
     if name == ASK_ROWS:
         return "Each device tells the server which rows of the shared tables it works on, and downloads only those."

@@ -225,10 +225,10 @@ def test_views_that_a_server_refuses(
     assert not (tmp_path / "server").exists()
 
 
-def test_a_secure_sum_of_views_is_refused(tmp_path: Path, items: Path) -> None:
+def test_a_secure_sum_of_views_without_a_range_is_refused(tmp_path: Path, items: Path) -> None:
     stages = ["views:clip=0.5", "secure-sum"]
     recipe = Recipe("fl-mv-dssm", "devices", rounds=1, evaluate_every=0, stages=stages, fields={"views": "taste"})
-    with pytest.raises(HomebodyError, match="SecureSum needs more than one letter a round"):
+    with pytest.raises(HomebodyError, match="put a Clip before it, or give its range"):
         make(tmp_path / "server", ServerPlan(recipe, metrics=""), str(items), [], [], ["taste=2"])
 
 

@@ -116,7 +116,7 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
     database = sqlite3.connect(home.store.file)
     database.executescript(
         "ALTER TABLE mark DROP COLUMN reports; DROP TABLE message; DELETE FROM setting WHERE name = 'proxy'; "
-        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; PRAGMA user_version = 1;"
+        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; DROP TABLE secure_sum; PRAGMA user_version = 1;"
     )
     database.close()
     for _ in range(2):
@@ -132,7 +132,7 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
 def test_a_home_without_views_is_brought_forward(home: Home) -> None:
     home.close()
     database = sqlite3.connect(home.store.file)
-    database.executescript("DROP TABLE view; PRAGMA user_version = 3;")
+    database.executescript("DROP TABLE view; DROP TABLE secure_sum; PRAGMA user_version = 3;")
     database.close()
     with Home(home.path) as again:
         assert again.views.all() == []
@@ -145,7 +145,9 @@ def test_a_home_without_profiles_is_brought_forward(home: Home) -> None:
     ann = home.people.add("ann")
     home.close()
     database = sqlite3.connect(home.store.file)
-    database.executescript("DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; PRAGMA user_version = 2;")
+    database.executescript(
+        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; DROP TABLE secure_sum; PRAGMA user_version = 2;"
+    )
     database.close()
     with Home(home.path) as again:
         assert (again.people.profile(ann), again.items.schema()) == ({}, None)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from typer.testing import CliRunner
 
-from homebody.cli.server import keys
+from homebody.cli.keys import app as keys
 from homebody.errors import HomebodyError
 from homebody.federation.service.certificates import make_authority, make_device_key, read_public
 

@@ -131,7 +131,7 @@ NOISE = ["clip:norm=1", "gaussian:z=1"]
         ({"fields": {"nosuch": 0}}, "There is no field of fedmf 'nosuch'"),
         ({"stages": ["nosuch"]}, "There is no stage 'nosuch'"),
         ({"stages": ["gaussian:z=1"]}, "Gaussian noise needs a bound"),
-        ({"stages": ["secure-sum"]}, "SecureSum needs more than one letter a round"),
+        ({"stages": ["secure-sum"]}, "A secure sum needs to know how large a number may be"),
         ({"stages": ["ask-rows"]}, "ask-rows needs more than one letter a round"),
         ({"stages": ["one-bit:epsilon=1,k=1", "shuffle"]}, "Shuffle needs a proxy between devices and server"),
         ({"split": "ratio:test=0.2"}, "Devices hold out their last two interactions"),

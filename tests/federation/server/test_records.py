@@ -480,6 +480,7 @@ def test_a_database_without_proxies_is_brought_forward(database: Database) -> No
     database.execute("DROP TABLE proxy")
     database.execute("DROP TABLE sheet")
     database.execute("DROP TABLE fault")
+    database.execute("DROP TABLE secure_sum")
     database.execute("UPDATE homebody_schema SET version = 1 WHERE component = ?", (COMPONENT,))
     assert whole(Records(database)) == expected
     Records(database).add_proxy(b"key", "mixer")
@@ -490,6 +491,7 @@ def test_a_database_without_features_is_brought_forward(database: Database, tmp_
     expected = whole(Records(database))
     database.execute("DROP TABLE sheet")
     database.execute("DROP TABLE fault")
+    database.execute("DROP TABLE secure_sum")
     database.execute("UPDATE homebody_schema SET version = 2 WHERE component = ?", (COMPONENT,))
     records = Records(database)
     assert (whole(records), records.features()) == (expected, None)

@@ -3,6 +3,9 @@
     decode the letter → check the task → take in its parts → for each person: charge, work, send through the channel,
     write down → wait → report to the proxy → reply
 
+In a secure sum a device answers five letters a round, one for each exchange (`secure_sum.party`). The third asks for
+the sum of its people's updates: only then are people charged, and work.
+
 An answer is written down before it is given, together with the state that came with it; the person's ledger is charged
 before the work. So a device may be killed at any moment. Asked the same again, it gives the same answer, which
 discloses nothing new; it computes an answer again only if it never gave it.
@@ -27,7 +30,7 @@ import numpy as np
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Rows, Tree, Update, Work, releases
+from homebody.core import Cohort, Method, Rows, Tree, Update, Work, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.device.apps import Apps
@@ -38,14 +41,18 @@ from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import OptedOut, Person
 from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.task import Task, measurements, measuring
+from homebody.federation.secure_sum.messages import BadMessage
+from homebody.federation.secure_sum.roster import BadRoster
+from homebody.federation.task import SumTask, Task, measurements, measuring
 from homebody.federation.views import views_of
-from homebody.privacy import Budget, Charge
+from homebody.privacy import Budget, Channel, Charge
+from homebody.privacy.ring import Numbers, Ring, entries_of
 from homebody.rng import Rng, SystemRng
 
 if TYPE_CHECKING:
     from homebody.federation.device.desk import Desk
     from homebody.federation.device.reporter import Reporter
+    from homebody.federation.secure_sum.party import Party
 
 __all__ = ["Device"]
 
@@ -64,15 +71,33 @@ class OutOfTime(HomebodyError):
     """The work on a task took longer than the device allows."""
 
 
+class NobodyAnswers(HomebodyError):
+    """Each person of the device declined, so that it has nothing to add to a secure sum."""
+
+
 class Assignment(NamedTuple):
     """What a letter asks of each person. All of it is known before any history is read."""
 
+    method: Method
+    """What computes an update; its channel is empty where the device adds up its people's updates first."""
     shared: Tree
     charges: Sequence[Charge]
     zero: Update
     """The update of a person who has nothing to learn from, before the channel."""
     seconds: float
     """How long after the start of the work the answer leaves; 0: at once."""
+    channel: Channel
+    """The channel that the method's updates leave by, fitted to the parties of a secure sum."""
+    ring: Ring | None = None
+    """The whole numbers that a secure sum adds up."""
+
+
+class Finished(NamedTuple):
+    """One person's part in a secure sum, until it is written down."""
+
+    number: int
+    update: Update
+    state: PrivateState | None
 
 
 class Device:
@@ -127,10 +152,15 @@ class Device:
                 raise wire.Malformed(
                     "The letter has no epoch for what goes through a proxy, or one for something else."
                 )
+            if (task.sum is not None) != (task.acting.uplink.facts.secret and task.do in ("train", "evaluate")):
+                raise wire.Malformed(
+                    "The letter asks for no secure sum where the method has one, or for one where it has none."
+                )
             if self.stuck:
                 raise HomebodyError("The device is restarting: ask again.")
             # From here on other errors may name a person or a folder, which must not leave the device.
-            sayable, otherwise = (wire.Malformed, TooLarge, OutOfTime), "The device cannot answer this now."
+            sayable = (wire.Malformed, TooLarge, OutOfTime, BadMessage, BadRoster)
+            otherwise = "The device cannot answer this now."
             about = {"do": task.do, "release": task.release}
             reply, answers = self._answer(task, parts, until)
         except sayable as error:
@@ -161,6 +191,9 @@ class Device:
         if task.features:
             self._compile(task)  # a greeting brings no features, and without them the method may be another
         assignment = self._assign(task, len(people))
+        self.home.sums.drop_others(task.sum.terms if task.sum else None)
+        if task.sum is not None:
+            return self._answer_sum(task, assignment, people, parts.get(wire.QUESTION, b""))
         if task.epoch is not None:
             assert self._reporter is not None  # `answer` has checked it
             self._reporter.confirm(task.epoch, until)  # everybody is asked the same; before anything is charged
@@ -177,15 +210,85 @@ class Device:
                 # of the household answer all the same.
                 declined.append(number)
                 self._log("declined", release=task.release, reason=_reason(error))
-        models.rank_with(json.dumps(task.described()), task.shared, task.release, task.step)
-        models.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
-        models.drop_unused({task.shared})
-        self._log("answered", do=task.do, release=task.release, people=len(answers), declined=len(declined))
+        self._answered(task, len(answers), len(declined))
         self._wait(task, began, assignment.seconds)
         if task.epoch is not None:
             answers, unreported = self._report(task, answers, until)
             declined += unreported
         return {**self._status(task.shared), "declined": declined}, answers
+
+    def _answered(self, task: Task, people: int, declined: int) -> None:
+        """After the work on a letter: rank with its model, and drop what is not needed any more."""
+        models = self.home.models
+        models.rank_with(json.dumps(task.described()), task.shared, task.release, task.step)
+        models.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
+        models.drop_unused({task.shared})
+        self._log("answered", do=task.do, release=task.release, people=people, declined=declined)
+
+    def _answer_sum(self, task: Task, assignment: Assignment, people: Sequence[int], question: bytes) -> Reply:
+        """One exchange of a secure sum. What this device answers is stored before it leaves: asked the same again, it
+        gives the same bytes."""
+        assert task.sum is not None
+        exchange, terms = task.sum.exchange, task.sum.terms
+        began, finished = self._clock(), list[Finished]()
+
+        def vector() -> Numbers:
+            finished.extend(self._finish(task, assignment, people))
+            if not finished:
+                raise NobodyAnswers("Nobody of this device takes part in the sum.")
+            assert assignment.ring is not None
+            return assignment.channel.party([each.update for each in finished], assignment.ring, SystemRng())
+
+        try:
+            if exchange == "keys" and not any(self._may(task, assignment, number - task.first) for number in people):
+                raise NobodyAnswers("Nobody of this device takes part in the sum.")
+            party = self._party(task)
+            message = party.answer(exchange, question, vector)
+        except NobodyAnswers as error:
+            self._log("declined", release=task.release, reason=str(error))
+            return {**self._status(task.shared), "declined": list(dict.fromkeys(task.people))}, {}
+        with self.home.store.writing():
+            for number, _, state in finished:
+                step, base, content = state or (0, None, None)
+                about = (number - task.first, task.run, task.counted, task.ask)
+                self.home.outbox.finish(*about, step, base, content, b"", size=len(message))
+            self.home.sums.put(terms, party.state())
+        # Also where the same was answered before: who took part is in the record of what left.
+        declined = list[int]()
+        if exchange == "masked":
+            answered = partial(self.home.outbox.answered, run=task.run, release=task.counted)
+            gave = {number for number in people if task.ask in answered(number - task.first)}
+            declined = [number for number in dict.fromkeys(task.people) if number not in gave]
+        if finished:
+            self._answered(task, len(finished), len(declined))
+            self._wait(task, began, assignment.seconds)
+        self._log("exchanged", exchange=exchange, release=task.release, attempt=terms.attempt, parties=terms.parties)
+        return {**self._status(task.shared), "declined": declined}, {wire.SUM: message}
+
+    def _party(self, task: Task) -> Party:
+        """This device in the attempt that a letter names, as it was after the last exchange."""
+        from homebody.federation.flower.protocol import load_private
+        from homebody.federation.secure_sum.party import Party
+
+        assert task.sum is not None
+        key, fewest = load_private((self.home.path / "device.key").read_bytes()), self.home.settings.fewest
+        known = self.home.roster.known(task.run)
+        if (state := self.home.sums.get(task.sum.terms)) is not None:
+            return Party.of_state(state, key, fewest=fewest, known=known)
+        if task.sum.exchange != "keys":
+            raise BadMessage("This device has no part in this attempt at a secure sum: begin another.")
+        return Party.join(task.sum.terms, task.first, key, fewest=fewest, known=known)
+
+    def _finish(self, task: Task, assignment: Assignment, people: Sequence[int]) -> list[Finished]:
+        """The updates of all who take part, each charged before the work."""
+        finished = []
+        for number in people:
+            try:
+                self._charge(task, assignment, number - task.first)
+                finished.append(Finished(number, *self._work_or_nothing(task, assignment, number - task.first)))
+            except Exception as error:
+                self._log("declined", release=task.release, reason=_reason(error))
+        return finished
 
     def _describes(self, task: Task) -> bool:
         """Whether the device has the features that the method needs: a greeting brings none."""
@@ -227,7 +330,20 @@ class Device:
             models.put_shared(task.shared, parts["shared"])
         if models.shared(task.shared) is None:
             return "shared"
-        return "items" if len(items) < task.n_items else ""
+        if len(items) < task.n_items:
+            return "items"
+        return wire.ROSTER if task.sum is not None and self._lacks_roster(task.sum, parts) else ""
+
+    def _lacks_roster(self, asked: SumTask, parts: Mapping[str, bytes]) -> bool:
+        """Whether the device must be sent the server's roster; one that comes is kept, or refused. Without a key to
+        check rosters with, it wants none."""
+        known = self.home.roster
+        if not known.required or not asked.roster:
+            return False
+        if wire.ROSTER in parts and known.accept(parts[wire.ROSTER]).digest != asked.roster:
+            raise wire.Malformed("The roster is not the one that the letter names.")
+        current = known.current()
+        return current is None or current.digest != asked.roster
 
     def _estimate(self, task: Task, people: int) -> Work:
         """Upper bounds of what the task takes, and of the toy that kernels are compiled with."""
@@ -262,14 +378,11 @@ class Device:
         content = self.home.models.shared(task.shared)
         assert content is not None
         shared, method = self._read_shared(task, content), task.acting
-        channel, shuffle = method.uplink, method.uplink.facts.shuffle
-        charged = method
-        if shuffle is not None:
-            # A device cannot know that others report honestly, so it counts on no shuffle.
-            stages = (stage for stage in channel.stages if stage is not shuffle)
-            charged = replace(method, uplink=channel.with_stages(*stages))  # type: ignore[type-var]
+        channel = method.uplink.among(task.sum.terms.parties) if task.sum else method.uplink
         # Charged as somebody who is always drawn: a device cannot know who else could have been.
-        cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, task.n_items)
+        parties = task.sum.terms.parties if task.sum else 0
+        cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, task.n_items, parties)
+        charged = self._certain(method)
         try:
             charges = releases(charged, cohort) if task.do == "train" else measuring(charged.uplink, cohort)
             about = (task.do, task.described(), task.phase, task.n_items)
@@ -285,37 +398,71 @@ class Device:
             raise
         except Exception as error:
             raise wire.Malformed("The letter's method, stages and parameters do not go together.") from error
-        zero = self._zero[1]
+        zero, ring = self._zero[1], None
         if task.epoch is not None:
-            entries = sum(_entries(value) for value in zero.values())
             reports = channel.facts.reports
-            if reports is None or (entries, reports.k) != (task.epoch.entries, task.epoch.k):
+            if reports is None or (entries_of(zero), reports.k) != (task.epoch.entries, task.epoch.k):
                 raise wire.Malformed("The letter's epoch is about another update than the method's.")
+        if task.sum is not None:
+            ring = self._ring(task, channel, entries_of(zero))
+            method = replace(method, uplink=Channel())  # type: ignore[type-var]
         seconds = answering_seconds(self._estimate(task, people), people) if private(charges) else 0.0
-        return Assignment(shared, charges, zero, seconds)
+        return Assignment(method, shared, charges, zero, seconds, channel, ring)
 
-    def _answer_person(self, task: Task, assignment: Assignment, slot: int) -> bytes:
-        """One person's answer: the one that was given before, or a new one, charged first and then written down."""
-        outbox, budget = self.home.outbox, self.home.settings.budget
-        release = task.release if task.do == "train" else f"{task.release}/telemetry"
-        given = outbox.answer(slot, task.run, release, task.ask)
-        if given is not None:
-            return given
+    def _certain(self, method: Method) -> Method:
+        """The method with a channel of which this device can be certain, to charge by: it cannot know that others
+        report honestly, so it counts on no shuffle; nor, without a roster, that parties of a secure sum are other
+        people's devices, so it counts on its own noise alone."""
+        channel, facts = method.uplink, method.uplink.facts
+        doubted = (facts.shuffle, None if self.home.roster.required else facts.sum)
+        if doubted == (None, None):
+            return method
+        stages = (stage for stage in channel.stages if stage not in doubted)
+        return replace(method, uplink=channel.with_stages(*stages))  # type: ignore[type-var]
+
+    def _ring(self, task: Task, channel: Channel, entries: int) -> Ring:
+        """The whole numbers of a secure sum; refused if its terms are not what this device's own channel says."""
+        assert task.sum is not None
+        assert channel.facts.sum is not None
+        terms = task.sum.terms
+        try:
+            ring = channel.ring(entries, terms.people)
+        except HomebodyError as error:
+            raise wire.Malformed(str(error)) from error
+        own = (entries, ring.width, *channel.facts.sum.shares)
+        if own != (terms.entries, terms.width, terms.least, terms.colluding) or terms.people < len(task.people):
+            raise wire.Malformed("The terms of the secure sum are not those of the letter's method and stages.")
+        return ring
+
+    def _may(self, task: Task, assignment: Assignment, slot: int) -> bool:
+        """Whether this person's budget has room for the task."""
+        budget = self.home.settings.budget
+        return not budget or Budget.parse(budget).allows(self.home.ledger(slot), assignment.charges)
+
+    def _charge(self, task: Task, assignment: Assignment, slot: int) -> None:
+        """Charge a person for an answer, before the work on it.
+
+        An answer that was begun and charged, and never given, is the same release. One that was given and dropped is a
+        new release, and so is one that a store restored from an older copy does not know.
+        """
+        outbox, release = self.home.outbox, task.counted
         ledger, name = self.home.ledger(slot), f"{task.run}/{release}@{task.ask}"
-        # An answer that was begun and charged, and never given, is the same release. One that was given and dropped is
-        # a new release, and so is one that a store restored from an older copy does not know.
         begun = outbox.begun(slot, task.run, release, task.ask) and ledger.knows(name)
         again = begun and task.ask not in outbox.answered(slot, task.run, release)
-        if budget and not again and not Budget.parse(budget).allows(ledger, assignment.charges):
+        if not again and not self._may(task, assignment, slot):
             raise OverBudget("The task would exceed this person's privacy budget.")
         outbox.begin(slot, task.run, release, task.ask)
         code = f"{task.method}, homebody {__version__}"
         ledger.charge(name, assignment.charges, repeat=again, number=task.step, code=code)
-        try:
-            update, state = self._work(task, assignment, slot)
-        except Exception as error:
-            self._log("nothing", release=task.release, reason=_reason(error))
-            update, state = task.acting.uplink.device(assignment.zero, SystemRng()), None
+
+    def _answer_person(self, task: Task, assignment: Assignment, slot: int) -> bytes:
+        """One person's answer: the one that was given before, or a new one, charged first and then written down."""
+        outbox = self.home.outbox
+        given = outbox.answer(slot, task.run, task.counted, task.ask)
+        if given is not None:
+            return given
+        self._charge(task, assignment, slot)
+        update, state = self._work_or_nothing(task, assignment, slot)
         if task.epoch is None:
             answer, reports = wire.encode_tree(update, half=task.half), 0
         else:
@@ -323,8 +470,16 @@ class Device:
             numbers = wire.report_numbers(update)
             answer, reports = self._reporter.sealed(task.epoch, numbers), len(numbers)
         step, base, content = state or (0, None, None)
-        outbox.finish(slot, task.run, release, task.ask, step, base, content, answer, reports)
+        outbox.finish(slot, task.run, task.counted, task.ask, step, base, content, answer, reports)
         return answer
+
+    def _work_or_nothing(self, task: Task, assignment: Assignment, slot: int) -> tuple[Update, PrivateState | None]:
+        """As `_work`; where it fails, the zero update through the same channel, so that nobody learns of it."""
+        try:
+            return self._work(task, assignment, slot)
+        except Exception as error:
+            self._log("nothing", release=task.release, reason=_reason(error))
+            return assignment.method.uplink.device(assignment.zero, SystemRng()), None
 
     def _work(self, task: Task, assignment: Assignment, slot: int) -> tuple[Update, PrivateState | None]:
         """The update after the channel, and the state to keep. Histories and parameters may make it fail in any way."""
@@ -335,7 +490,7 @@ class Device:
             household = Household.of(self.home, people, task.described(), task.n_items, task.longest)
             self._household = (about, household, people)
         _, household, people = self._household
-        method, user = task.acting, [person.slot for person in people].index(slot)
+        method, user = assignment.method, [person.slot for person in people].index(slot)
         household.begin(method, Rng(torch.tensor(task.clients_key)))
         if not household.split.lengths[user]:
             raise HomebodyError("This person has no history on this device.")
@@ -345,7 +500,7 @@ class Device:
         if self._apps.names(method, household.catalogue):
             return self._work_with_apps(task, assignment, household, user, people[user].name)
         if task.do == "evaluate":
-            return self._measured(task, household, user, shared), state
+            return self._measured(task, assignment, household, user), state
         update, local = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
         base = task.shared if method.scoring.parameters == "base" else None
         content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(local)})
@@ -355,12 +510,12 @@ class Device:
         self, task: Task, assignment: Assignment, household: Household, user: int, person: str
     ) -> tuple[Update, PrivateState | None]:
         """As `_work`, for a method some of whose views are apps: they are asked, and the device does the rest."""
-        shared, method, schema = assignment.shared, task.acting, feature_schema(self.home, task.features)
+        shared, method, schema = assignment.shared, assignment.method, feature_schema(self.home, task.features)
         about = {name: getattr(task, name) for name in ("run", "release", "ask", "step", "keep", "n_items", "phase")}
         about |= {"person": person, "method": task.method, "fields": task.fields, "stages": task.stages}
         if task.do == "evaluate":
             household.app_scores = self._apps.scores(about, method, shared, schema)
-            return self._measured(task, household, user, shared), None
+            return self._measured(task, assignment, household, user), None
         batch = self._in_time(lambda: household.samples(method, user, Rng(torch.tensor(task.key))))
         apps = self._apps.gradients(about, method, shared, schema, batch, assignment.zero)
         update, local = self._in_time(
@@ -371,10 +526,10 @@ class Device:
         content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(local)})
         return update, PrivateState(task.step, None, content)
 
-    def _measured(self, task: Task, household: Household, user: int, shared: Tree) -> Update:
+    def _measured(self, task: Task, assignment: Assignment, household: Household, user: int) -> Update:
         """What a person measures, after the channel."""
-        method = task.acting
-        metrics = self._in_time(lambda: household.measure(method, shared, user))
+        method = assignment.method
+        metrics = self._in_time(lambda: household.measure(method, assignment.shared, user))
         if not all(map(math.isfinite, metrics.values())):
             raise HomebodyError("The measured metrics are not finite.")
         return method.uplink.device(measurements(metrics, task.cutoffs), SystemRng())
@@ -463,10 +618,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OptedOut):
         return "Nobody of this number takes part."
     return str(error) if isinstance(error, HomebodyError | wire.Malformed) else type(error).__name__
-
-
-def _entries(value: Any) -> int:
-    """How many numbers a tensor has, or the table that it has rows of."""
-    if isinstance(value, Rows):
-        return value.size * math.prod(value.value.shape[1:])
-    return int(value.numel())

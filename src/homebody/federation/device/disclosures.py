@@ -51,7 +51,9 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
             "hash": entries[-1].hash if entries else None,
             "lines": lines_of(_by_kind(releases), delta),
         },
-        "certified": _certified(ledger, {(entry.observer, entry.unit) for entry in entries}, delta),
+        "certified": _certified(
+            ledger, {(entry.observer, entry.unit) for entry in entries}, delta, rostered=home.roster.required
+        ),
         "budget": None if budget is None else {**asdict(budget), "spent": budget.spent(ledger)},
     }
     return cast(dict[str, Any], jsonable(whole))
@@ -102,9 +104,15 @@ def _totals(marks: list[SentAnswer]) -> dict[str, int]:
     return dict(zip(("answers", "bytes", "reports"), counts, strict=True))
 
 
-def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> list[dict[str, Any]]:
-    """ε against each observer, about a person and about each unit that was charged."""
+def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float, *, rostered: bool) -> list[dict[str, Any]]:
+    """ε against each observer, about a person and about each unit that was charged.
+
+    rostered: whether the device has a key for rosters, and so counts on other parties' noise.
+    """
     from homebody.privacy import OBSERVERS, Observer, Unit
+    from homebody.privacy.assumptions import OWN_NOISE
+    from homebody.privacy.mechanisms import BETWEEN_PARTIES
+    from homebody.privacy.secure_sum import SEMI_HONEST
 
     rows = []
     for observer in get_args(Observer):
@@ -113,5 +121,7 @@ def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> l
                 continue
             bound = ledger.epsilon(observer, unit, delta=delta)
             row = {"observer": observer, "unit": unit, "epsilon": bound.epsilon, "accountant": bound.accountant}
-            rows.append({**row, "notes": list(bound.notes)})
+            rests_on = [BETWEEN_PARTIES, SEMI_HONEST] if rostered else [OWN_NOISE]
+            notes = [each for note in bound.notes for each in (rests_on if note == BETWEEN_PARTIES else [note])]
+            rows.append({**row, "notes": notes})
     return rows

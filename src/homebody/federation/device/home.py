@@ -1,6 +1,7 @@
 """A device's home: the folder that holds its people, their histories and private states, and a record of what left.
 
-`home.sqlite` holds everything except the ledgers; each person's ledger is a file in `ledgers/`. The tables of
+`home.sqlite` holds everything except the ledgers and the roster of devices; each person's ledger is a file in
+`ledgers/`. The tables of
 `home.sqlite` are defined in `store.py`: change what a device stores there. The running client and other commands may
 use a home at the same time. No other user of the machine can read it.
 """
@@ -17,12 +18,15 @@ from typing import TYPE_CHECKING, Any, Self
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import History
 from homebody.federation.device.known_items import KnownItems
+from homebody.federation.device.known_roster import KnownRoster
 from homebody.federation.device.models import Models
 from homebody.federation.device.outbox import Outbox
 from homebody.federation.device.people import People, Who
 from homebody.federation.device.settings import HomeSettings, limit_fields
 from homebody.federation.device.store import HomeStore
+from homebody.federation.device.sums import Sums
 from homebody.federation.device.views import KnownViews
+from homebody.federation.secure_sum import FEWEST
 from homebody.files import touch
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ __all__ = ["Home"]
 
 
 class Home:
-    """One device: people, history, items, models, outbox and views, over one store.
+    """One device: people, history, items, models, outbox, views and secure sums, over one store.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -60,6 +64,7 @@ class Home:
         self.models = Models(self.store, self.people)
         self.outbox = Outbox(self.store, self.people, self.models)
         self.views = KnownViews(self.store)
+        self.sums = Sums(self.store)
         self._ledgers: dict[int, Ledger] = {}
 
     @classmethod
@@ -72,11 +77,14 @@ class Home:
         budget: str | None = None,
         proxy: str = "",
         limits: Mapping[str, float] | None = None,
+        fewest: int = FEWEST,
+        roster_key: str = "",
         furnish: Callable[[Path], object] | None = None,
     ) -> Self:
         """Create a device in a folder that is empty or does not exist, completely or not at all.
 
         limits: what a task may use, by name (`HomeSettings.limits`); the other limits have their defaults.
+        fewest, roster_key: whom the device believes in a secure sum (`HomeSettings`).
         furnish: puts keys and certificates into the folder, before it counts as a device.
         """
         folder = Path(path)
@@ -85,7 +93,8 @@ class Home:
 
             # The server sees what leaves, so a budget that names no observer is about the server.
             budget = str(Budget.parse(budget if "observer" in budget else f"{budget},observer=server"))
-        settings = HomeSettings(server=server, name=name, budget=budget, proxy=proxy, **limit_fields(limits or {}))
+        believed: dict[str, Any] = {"fewest": fewest, "roster_key": roster_key}
+        settings = HomeSettings(server, name, budget, proxy=proxy, **believed, **limit_fields(limits or {}))
         created = _claim(folder)
         try:
             (folder / "ledgers").mkdir(mode=0o700)
@@ -106,6 +115,11 @@ class Home:
         names = {field.name for field in fields(HomeSettings)}
         rows = self.store.read("SELECT name, value FROM setting")
         return HomeSettings(**{name: json.loads(value) for name, value in rows if name in names})
+
+    @property
+    def roster(self) -> KnownRoster:
+        """The devices that this one believes in a secure sum, by the present settings."""
+        return KnownRoster(self.path, self.settings.roster_key)
 
     def configure(self, limits: Mapping[str, float] | None = None, **changes: Any) -> HomeSettings:
         """Change some settings and some limits of a task, by name: all of those given, or none."""

@@ -71,11 +71,13 @@ class Outbox:
         state: bytes | None,
         answer: bytes,
         reports: int = 0,
+        size: int | None = None,
     ) -> None:
         """Write down a finished round: the private state, the answer and its record, all or none.
 
         The answers of a person's last two releases are kept, to be given again word for word; records are kept
         forever. A kept answer is never changed: another one would disclose more. reports: how many it has, for a proxy.
+        size: the bytes that left, if the answer itself is kept elsewhere, as that of a secure sum is.
         """
         _check_names(run, release, digest)
         with self._store.writing() as db:
@@ -89,7 +91,7 @@ class Outbox:
                 return
             db.execute(f"DELETE FROM begun WHERE {_ASKED}", (slot, run, release, digest))
             insert = "INSERT INTO mark (person, run, release, digest, bytes, at, reports) VALUES (?, ?, ?, ?, ?, ?, ?)"
-            row = (slot, run, release, digest, len(answer), int(time.time()), reports)
+            row = (slot, run, release, digest, len(answer) if size is None else size, int(time.time()), reports)
             mark = db.execute(insert, row).lastrowid
             db.execute("INSERT INTO answer VALUES (?, ?)", (mark, answer))
             db.execute(

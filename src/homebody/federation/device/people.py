@@ -86,6 +86,7 @@ class People:
             db.execute("DELETE FROM state WHERE person = ?", (slot,))
             db.execute("DELETE FROM answer WHERE mark IN (SELECT id FROM mark WHERE person = ?)", (slot,))
             db.execute("DELETE FROM message")  # each may hold reports of this person
+            db.execute("DELETE FROM secure_sum")  # and this, an update: without it the device helps to open no sum
             if delete_history:
                 db.execute("DELETE FROM interaction WHERE person = ?", (slot,))
                 db.execute("DELETE FROM profile WHERE person = ?", (slot,))

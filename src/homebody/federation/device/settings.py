@@ -1,4 +1,4 @@
-"""The settings of a device: its server, its proxy, its people's budget, and the limits of a task."""
+"""The settings of a device: its server, its proxy, its people's budget, the limits of a task, and whom it believes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
+from homebody.federation.secure_sum import FEWEST
 from homebody.federation.service.text import URL, is_loopback, one_line, read_file, split_address
 
 __all__ = ["HomeSettings", "limit_fields", "read_certificate", "server_certificate"]
@@ -47,6 +48,10 @@ class HomeSettings:
     """Bytes that an answer may have, by the same estimate."""
     most_seconds: float = 120.0
     """Seconds by the clock after which the work for one person is given up."""
+    fewest: int = FEWEST
+    """Devices in a secure sum below which this one takes no part."""
+    roster_key: str = ""
+    """The public key of whoever signs the roster of devices, as OpenSSH text; empty: the server is believed."""
 
     def __post_init__(self) -> None:
         if split_address(str(self.server)) is None:
@@ -61,6 +66,12 @@ class HomeSettings:
             if type(value) not in ((int, float) if name == "seconds" else (int,)) or not 0 < value < 2**62:
                 whole = "a number" if name == "seconds" else "a whole number"
                 raise HomebodyError(f"A device's limit of {name} must be {whole} above 0, not {value!r}.")
+        if type(self.fewest) is not int or not FEWEST <= self.fewest < 1 << 20:
+            raise HomebodyError(
+                f"A device takes part in a secure sum among {FEWEST} or more (--fewest), not among {self.fewest!r}."
+            )
+        if self.roster_key:
+            one_line(self.roster_key, "The public key that signs rosters", 1000)
 
     @property
     def limits(self) -> dict[str, int | float]:

@@ -8,6 +8,7 @@ earlier version made are brought forward when they are opened. The parts of a `H
     known_items.py  item, sheet
     models.py     shared, model, state
     outbox.py     begun, mark, answer, message
+    sums.py       secure_sum
     home.py       setting
 """
 
@@ -26,7 +27,7 @@ from homebody.files import holding, is_held
 
 __all__ = ["SCHEMA_VERSION", "HomeStore"]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 WRITE_TIMEOUT = 30.0
 """Seconds to wait for other processes that write."""
 PROBE_SECONDS = 0.5
@@ -73,10 +74,12 @@ _VIEW = (
     "answered INTEGER NOT NULL DEFAULT 0, away INTEGER NOT NULL DEFAULT 0, slow INTEGER NOT NULL DEFAULT 0, "
     "nonsense INTEGER NOT NULL DEFAULT 0);"
 )
+_SECURE_SUM = "CREATE TABLE secure_sum (terms TEXT PRIMARY KEY, state BLOB NOT NULL);"
 _MIGRATIONS = {
     1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGE),
     2: (_PROFILE, _SHEET),
     3: (_VIEW,),
+    4: (_SECURE_SUM,),
 }
 """The statements that lead from each schema version to the next."""
 _PRAGMAS = (
@@ -119,7 +122,7 @@ class HomeStore:
             with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
-                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} {_VIEW}"
+                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} {_VIEW} {_SECURE_SUM}"
                 database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
                 rows = [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()]
                 database.executemany("INSERT INTO setting VALUES (?, ?)", rows)

@@ -76,16 +76,25 @@ def _opened(folder: Path) -> AbstractContextManager[ProxyStore]:
     return closing(ProxyStore(folder, ProxySettings.read(folder)))
 
 
-def allow(folder: Path, files: Sequence[Path], *, people: int | None = None, proxy: bool = False) -> int:
-    """Let these send, also while the proxy runs; how many may send now. All of them, or none."""
+def allow(
+    folder: Path, files: Sequence[Path], *, people: int | None = None, proxy: bool = False, server: bool = False
+) -> int:
+    """Let these send, also while the proxy runs; how many may send now. All of them, or none.
+
+    server: they are servers, which may have sums opened; how many of those there are now.
+    """
+    if server and (proxy or people is not None):
+        raise HomebodyError("A server has no people and is no proxy: give --server alone.")
     if people is not None and not 1 <= people <= 1_000_000:
         raise HomebodyError(f"The people of a device are 1 to 1,000,000, not {people}.")
     keys = [read_report_pub(file) for file in files]
     with _opened(folder) as store:
         with store.transaction():
-            for key in keys:
+            for key in keys if server else ():
+                store.sums.allow(store.mark(key))
+            for key in () if server else keys:
                 store.allow(key, Sender(proxy, people or (0 if proxy else 1)))
-        return len(store.senders())
+        return len(store.sums.servers() if server else store.senders())
 
 
 def forbid(folder: Path, files: Sequence[Path]) -> int:
@@ -94,7 +103,7 @@ def forbid(folder: Path, files: Sequence[Path]) -> int:
     with _opened(folder) as store:
         with store.transaction():
             for file, key in keys.items():
-                if not store.forbid(key):
+                if not (store.forbid(key) | store.sums.forbid(store.mark(key))):
                     raise HomebodyError(f"The key {file} is not registered with the proxy {folder}.")
         return len(store.senders())
 
@@ -110,6 +119,8 @@ def report(folder: Path) -> dict[str, Any]:
             **{name: getattr(settings, name) for name in ("listen", "next", "hold", "least_devices")},
             "devices": sum(not sender.proxy for sender in senders),
             "proxies": sum(sender.proxy for sender in senders),
+            "servers": len(store.sums.servers()),
+            "sums": store.sums.count(),
             "epochs": sum(epoch is not None for epoch in store.epochs().values()),
             "held": store.held(),
             "accepted": counters.get("accepted_reports", 0),

@@ -14,6 +14,7 @@ from homebody.federation.envelopes import envelope_bytes
 from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.proxy.epochs import Book, epoch_closed, epoch_unknown
 from homebody.federation.proxy.forward import Forwarder, NextHop
+from homebody.federation.proxy.helper import HelperDesk
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, VerifiedMessage
 from homebody.federation.proxy.writer import Writer
@@ -33,9 +34,17 @@ _FAREWELL = 10.0
 class Proxy:
     """The endpoints of a proxy. mark: how a sender's key is stored."""
 
-    def __init__(self, settings: ProxySettings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
+    def __init__(
+        self,
+        settings: ProxySettings,
+        mark: Callable[[bytes], bytes],
+        writer: Writer,
+        book: Book,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._settings, self._mark, self._writer, self._book = settings, mark, writer, book
         self.room = web.RequestMemory(settings.queue)
+        self._helper = HelperDesk(mark, writer, self.room, clock)
 
     def app(self, start: Callable[[], None], stop: Callable[[], None]) -> web.Starlette:
         """The application; `start` and `stop` are called in its event loop."""
@@ -46,10 +55,14 @@ class Proxy:
             yield
             stop()
 
-        routes = [
+        forwarding = [
             web.Route("/v1/reports", self._reports, methods=["POST"]),
             web.Route("/v1/batches", self._batches, methods=["POST"]),
             web.Route("/v1/epochs/{epoch}", self._epoch, methods=["GET"]),
+        ]
+        routes = [
+            *(forwarding if self._settings.next else ()),
+            *self._helper.routes(),
             web.Route("/health", self._health, methods=["GET"]),
             web.Route("/metrics", self._metrics, methods=["GET"]),
         ]
@@ -143,7 +156,7 @@ class Service:
     def __init__(self, folder: Path, settings: ProxySettings, clock: Callable[[], float] = time.time) -> None:
         _, secret = read_report_key(folder / "reports.key")
         store = self._store = ProxyStore(folder, settings)
-        self._least = settings.least_devices
+        self._least, self._forwards = settings.least_devices, bool(settings.next)
 
         def connect() -> NextHop:
             return NextHop(settings, folder, secret)
@@ -152,7 +165,7 @@ class Service:
         self.forwarder = Forwarder(connect, lambda batch, outcome: self.writer.done(batch, outcome))
         self.writer = Writer(folder, store, self.forwarder.put, clock)
         book = Book(store.epochs(), self.writer, connect, clock, settings.next)
-        proxy = Proxy(settings, store.mark, self.writer, book)
+        proxy = Proxy(settings, store.mark, self.writer, book, clock)
         self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
 
@@ -161,7 +174,7 @@ class Service:
         self.forwarder.start()
         log("started")
         senders, least = self.writer.senders.values(), self._least
-        if len(senders) < least and not any(sender.proxy for sender in senders):
+        if self._forwards and len(senders) < least and not any(sender.proxy for sender in senders):
             log("too few may send: nothing is passed on", devices=len(senders), least_devices=least)
 
     def _stop(self) -> None:

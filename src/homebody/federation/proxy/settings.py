@@ -32,7 +32,9 @@ class ProxySettings:
     ('127.0.0.1', 9445)
     """
 
-    next: str = option(doc="The next hop, https://…: the server's address for reports, or another proxy.")
+    next: str = option(
+        doc="The next hop, https://…: the server's address for reports, or another proxy; '' for a helper alone."
+    )
     listen: str = option("127.0.0.1:9445", "Where to listen, HOST:PORT; 0.0.0.0:PORT for other machines too.")
     hold: float = option(
         60.0,
@@ -70,6 +72,10 @@ class ProxySettings:
         self._check_next()
 
     def _check_next(self) -> None:
+        if not self.next:
+            if self.next_ca:
+                raise HomebodyError("An authority for the next hop needs its address: give --next, or leave it out.")
+            return
         try:
             parts = urlsplit(self.next)
             named = parts.hostname and (parts.port is None or parts.port > 0)

@@ -2,7 +2,7 @@
 
 While an epoch is open, two more tables say how much each sender has sent (its quota) and which messages were accepted
 (to recognise repetitions). Both hold hashes keyed with a secret of the epoch. The secret is a file of its own (see
-`Secrets`), which is deleted when the epoch closes; the rows follow.
+`epoch_secrets.py`), which is deleted when the epoch closes; the rows follow.
 
 A pool is what is held of an epoch since its last release. A pool is released as a whole: batches are cut off it in the
 order of the random keys, which does not depend on who sent when. Before that its reports lie in heaps of a few thousand
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -24,11 +23,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from homebody.database import PATIENCE, Database, connect
-from homebody.errors import HomebodyError, Unavailable
+from homebody.errors import HomebodyError
 from homebody.federation.envelopes import REPORT_BYTES, Envelope
 from homebody.federation.epoch import Epoch
+from homebody.federation.proxy.epoch_secrets import Secrets
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.files import sync_folder, write_synced
+from homebody.federation.proxy.sums import TABLES as SUMS
+from homebody.federation.proxy.sums import Sums
 
 __all__ = ["DATABASE", "ProxyStore", "SealedBatch", "Sender", "Ticked", "VerifiedMessage", "create"]
 
@@ -67,7 +68,6 @@ CREATE TABLE batches (
 ) WITHOUT ROWID;
 CREATE TABLE counters (name TEXT PRIMARY KEY, amount INTEGER NOT NULL) WITHOUT ROWID;
 """
-_SECRET_BYTES = 32
 WINDOW = 4
 """The most batches of an epoch that are being sent at a time."""
 HEAP = 8192
@@ -117,7 +117,7 @@ def create(folder: Path) -> None:
     path = folder / DATABASE
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     database = connect(path, what="proxy's database")
-    database.migrate("proxy", [_TABLES])
+    database.migrate("proxy", [_TABLES, SUMS])
     database.put("proxy", secret=os.urandom(32))
     database.close()
 
@@ -131,7 +131,7 @@ def opened(folder: Path) -> Database:
     # What is deleted is overwritten with zeros, in the tables; the log of what was written keeps it a little longer.
     for pragma in ("secure_delete = ON", "cache_size = -65536", "wal_autocheckpoint = 0", "temp_store = MEMORY"):
         database.execute(f"PRAGMA {pragma}").fetchall()
-    database.migrate("proxy", [_TABLES])
+    database.migrate("proxy", [_TABLES, SUMS])
     # A statement that inserts many reports counts them off here.
     database.execute("CREATE TEMP TABLE places (place INTEGER PRIMARY KEY)")
     counting = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) SELECT i FROM n"
@@ -146,56 +146,6 @@ def under_random_keys(reports: bytes) -> tuple[bytes, bytes]:
     order = np.argsort(keys[:, :8].copy().view(">u8")[:, 0])
     ordered = np.frombuffer(reports, dtype=np.uint8).reshape(size, REPORT_BYTES)[order]
     return keys[order].tobytes(), ordered.tobytes()
-
-
-class Secrets:
-    """The secrets of open epochs, each in a file.
-
-    SQLite's log keeps deleted rows longer than its tables do, so a secret in a table could be read after its epoch
-    closed. An epoch without a file is closed.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     secrets = Secrets(Path(folder))
-    ...     secrets.make(b"epoch")
-    ...     before = len(secrets.read(b"epoch"))
-    ...     secrets.forget(b"epoch")
-    ...     before, secrets.read(b"epoch")
-    (32, b'')
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "epochs"
-
-    def make(self, epoch: bytes) -> None:
-        """Draw a secret and write it to the disk, in place of one that was left without an epoch."""
-        try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            write_synced(self._path(epoch), os.urandom(_SECRET_BYTES), over=True)
-        except OSError as error:
-            raise Unavailable(f"An epoch's secret cannot be written to {self._folder}: {error.strerror}.") from error
-
-    def read(self, epoch: bytes) -> bytes:
-        """The secret; empty if the epoch is closed."""
-        try:
-            return self._path(epoch).read_bytes()
-        except FileNotFoundError:
-            return b""
-
-    def forget(self, epoch: bytes) -> None:
-        self._path(epoch).unlink(missing_ok=True)
-        if self._folder.exists():
-            sync_folder(self._folder)
-
-    def keep_only(self, epochs: Collection[bytes]) -> None:
-        """Delete the secrets of all other epochs."""
-        kept = {self._path(epoch) for epoch in epochs}
-        for path in self._folder.glob("*.secret"):
-            if path not in kept:
-                path.unlink(missing_ok=True)
-
-    def _path(self, epoch: bytes) -> Path:
-        return self._folder / f"{epoch.hex()}.secret"
 
 
 class Ticked(NamedTuple):
@@ -216,6 +166,7 @@ class ProxyStore:
     def __init__(self, folder: Path, settings: ProxySettings) -> None:
         self._settings, self._db = settings, opened(folder)
         self._secrets = Secrets(folder)
+        self.sums = Sums(self._db, folder)
         (self._secret,) = self._db.one("SELECT secret FROM proxy")
         self.transaction = self._db.transaction
         self._ends: dict[bytes, float] = {}
@@ -283,6 +234,7 @@ class ProxyStore:
         """Delete secrets of epochs that are not open, which a power failure may have left. Only the proxy's process may
         call it, since it writes a secret before its epoch."""
         self._secrets.keep_only({epoch for epoch, known in self.epochs().items() if known is not None})
+        self.sums.tidy()
 
     def end_epoch(self, epoch: bytes, reason: str) -> int:
         """Close an epoch and drop its released reports too."""

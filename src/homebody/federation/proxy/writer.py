@@ -134,7 +134,7 @@ class Writer:
     def _commit(self, messages: list[Any], calls: list[Any], done: list[Any]) -> None:
         store, now = self._store, self._clock()
         ticking = time.monotonic() - self._ticked >= TICK
-        ticked, counted = Ticked([], {}, {}), Counter[str]()
+        ticked, counted, ended = Ticked([], {}, {}), Counter[str](), list[bytes]()
         with store.transaction():
             outcomes = store.accept([message for message, _ in messages], now)
             results = [call(store) for call, _ in calls]
@@ -145,7 +145,7 @@ class Writer:
                     ticked.closed[batch.epoch] = ticked.closed.get(batch.epoch, 0) + dropped
                     ticked.why[batch.epoch] = outcome
             if ticking:
-                more = store.tick(now)
+                more, ended = store.tick(now), store.sums.tick(now)
                 ticked = Ticked(more.released, {**ticked.closed, **more.closed}, {**ticked.why, **more.why})
                 with self._changed:
                     counted = self._counted.copy()
@@ -158,7 +158,9 @@ class Writer:
         for batch in cut:
             self._forward(batch)
         self._say(ticked)
-        if messages or calls or done or cut or ticked.closed or counted:
+        for epoch in ended:
+            log("sum closed", epoch=epoch.hex())
+        if messages or calls or done or cut or ticked.closed or counted or ended:
             self._wrote, self._clean = time.monotonic(), False
             self._written.set()
         if ticked.closed:

@@ -118,6 +118,11 @@ class Collector:
         """Why a party's answer was refused, by its number."""
         self.result: OpenedSum | None = None
 
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The numbers of those whose vectors came, once they did."""
+        return self._known.survivors
+
     def ask(self) -> Ask | None:
         """What to send next, or None once the sum is open."""
         if self.result is not None:

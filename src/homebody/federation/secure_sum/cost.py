@@ -22,10 +22,10 @@ def cost(
     >>> figures["degree"], figures["threshold"], figures["exchanges"][2]
     (96, 37, {'exchange': 'masked', 'sent': 216105, 'received': 8256})
     """
-    chosen = {"least": LEAST if least is None else least, "colluding": COLLUDING if colluding is None else colluding}
+    chosen = LEAST if least is None else least, COLLUDING if colluding is None else colluding
     if parties < FEWEST:
         raise HomebodyError(f"A secure sum takes {FEWEST} parties or more, not {parties:,}: devices refuse fewer.")
-    terms = Terms("-", "-", parties, entries, width, **chosen)
+    terms = Terms("-", "-", parties, entries, width, *chosen)
     graph = design(parties, terms.quorum, terms.colluders)
     lost = "Odds are those of a sum that loses as many parties as it may. If it loses more, nothing is opened."
     return {
@@ -37,7 +37,7 @@ def cost(
         "complete": graph.complete,
         "privacy": graph.privacy,
         "failure": graph.failure,
-        "excess_noise": math.sqrt(parties / honest(parties, **chosen)),
+        "excess_noise": math.sqrt(parties / honest(parties, *chosen)),
         "exchanges": [
             {"exchange": exchange, "sent": sent, "received": received}
             for exchange, (sent, received) in traffic(terms, graph.degree).items()

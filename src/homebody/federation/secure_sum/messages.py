@@ -23,14 +23,24 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from homebody.errors import HomebodyError
+from homebody.federation.secure_sum import FEWEST, IDENTITY_BYTES, SIGNATURE_BYTES
 from homebody.federation.secure_sum.graph import Graph, design
 from homebody.federation.secure_sum.shamir import SHARE_BYTES
 from homebody.privacy.secure_sum import check_shares, threshold
 
-__all__ = ["EXCHANGES", "FEWEST", "BadMessage", "Exchange", "Listing", "RowForm", "Terms", "Unpacker", "traffic"]
-
-FEWEST = 3
-"""Fewer parties are refused: in a sum of two, each would learn the other's vector."""
+__all__ = [
+    "EXCHANGES",
+    "FEWEST",
+    "IDENTITY_BYTES",
+    "SIGNATURE_BYTES",
+    "BadMessage",
+    "Exchange",
+    "Listing",
+    "RowForm",
+    "Terms",
+    "Unpacker",
+    "traffic",
+]
 
 Exchange = Literal["keys", "shares", "masked", "survivors", "open"]
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
@@ -39,13 +49,12 @@ KEYS_BYTES = 2 * 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 """Two shares, sealed."""
 DIGEST_BYTES = 32
-SIGNATURE_BYTES = 96
-IDENTITY_BYTES = 49
-"""A device's public key: a compressed point of P-384."""
 HEAD = struct.Struct("<4sBI")
 OVERHEAD = HEAD.size + SIGNATURE_BYTES
 """Bytes of a signed message beside its content."""
 _LONGEST_NAME = 200
+_NUMBERS = struct.Struct("<IIBddI")
+"""The numbers of a `Terms`."""
 
 
 class BadMessage(HomebodyError):
@@ -144,6 +153,8 @@ class Terms:
     """The share of the parties that must stay to the end."""
     colluding: float = 0.1
     """The share that may collude with the server."""
+    people: int = 0
+    """The most people whose updates are in the sum, which the step of its numbers may depend on; 0: not stated."""
 
     def __post_init__(self) -> None:
         for name in (self.run, self.attempt):
@@ -156,6 +167,8 @@ class Terms:
         ):
             if type(count) is not int or not 1 <= count <= most:
                 raise HomebodyError(f"A secure sum has 1 to {most:,} {what}, not {count!r}.")
+        if type(self.people) is not int or not 0 <= self.people < 1 << 32:
+            raise HomebodyError(f"The people of a secure sum are a whole number of 32 bits, not {self.people!r}.")
         check_shares(self.least, self.colluding)
         if not 2 * self.quorum > self.parties * (1 + self.colluding):
             raise HomebodyError(
@@ -174,7 +187,8 @@ class Terms:
         return int(self.colluding * self.parties + 1e-9)
 
     def encode(self) -> bytes:
-        numbers = struct.pack("<IIBdd", self.parties, self.entries, self.width, self.least, self.colluding)
+        shares = self.least, self.colluding
+        numbers = _NUMBERS.pack(self.parties, self.entries, self.width, *shares, self.people)
         return b"".join([b"HBT1", blob(self.run.encode()), blob(self.attempt.encode()), numbers])
 
     @classmethod
@@ -184,7 +198,7 @@ class Terms:
             raise BadMessage("This is no description of a secure sum.")
         try:
             names = cursor.blob().decode(), cursor.blob().decode()
-            numbers = struct.unpack("<IIBdd", cursor.take(25))
+            numbers = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
         except UnicodeDecodeError as error:
             raise BadMessage("A name in the description of a secure sum is no text.") from error
         cursor.end()

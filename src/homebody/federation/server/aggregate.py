@@ -1,16 +1,22 @@
-"""How a round's updates come back: in the devices' letters, or as reports through a proxy.
+"""How a round's updates come back: in letters, as reports through a proxy, or as a secure sum among devices.
+
+Each way is a conversation: a generator that says what to ask of whom, gets the answers as they come, and ends with the
+sum. `Flower` sends what it asks. Letters and reports take one turn, a secure sum takes five.
 
 A channel with a Shuffle has its devices send one-bit reports, each sealed by itself to a key of the round's epoch,
-through a proxy to the server's intake; their letters say no more than that they did. Everything else is the same.
+through a proxy to the server's intake; their letters say no more than that they did. A channel with a SecureSum has
+them mask their vectors so that the server can open the sum alone.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +25,97 @@ import torch
 from homebody.core import Rows, Tree
 from homebody.errors import Abandoned, several
 from homebody.federation import wire
+from homebody.federation.secure_sum.messages import FEWEST, Exchange, Terms, Unpacker, blob
+from homebody.federation.server.answers import Answer
 from homebody.federation.server.letters import PAUSE
-from homebody.federation.task import Task
+from homebody.federation.task import SumTask, Task
 from homebody.privacy import Channel
 from homebody.privacy.grid import STEPS
 
 if TYPE_CHECKING:
+    from homebody.federation.secure_sum.collector import Collector
     from homebody.federation.server.epochs import Epochs
+    from homebody.federation.server.records import Records, RegisteredDevice
 
-__all__ = ["LetterRoute", "ProxyRoute", "bounds", "largest"]
+__all__ = [
+    "Ask",
+    "LetterRoute",
+    "ProxyRoute",
+    "Route",
+    "SumRoute",
+    "Summed",
+    "TooFew",
+    "bounds",
+    "by_device",
+    "largest",
+]
 
 ROUNDING = 1.001
 """By how much a number in 16 bits may be over its bound."""
 SPARE = 0.1
 """The share by which reports may be more than those who were asked send."""
+SHARES: dict[Exchange, float] = {"keys": 0.1, "shares": 0.15, "masked": 0.6, "survivors": 0.5, "open": 1.0}
+"""The share of the time that is left which an exchange of a secure sum may take: the work is done in the third."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One letter to each device concerned, and what is wanted back."""
+
+    task: Task
+    users: Sequence[int]
+    """Whose devices are asked."""
+    needed: int
+    """How many people must answer, in a secure sum how many devices: beyond them, nobody who is away is waited for."""
+    read: Callable[[bytes], Tree] | None = None
+    """What is made of one person's part, where people have parts of their own."""
+    questions: Callable[[int], bytes] | None = None
+    """The question to a device, by its first number, in a secure sum."""
+    share: float = 1.0
+    """How much of the time that is left it may take."""
+    roster: bytes = b""
+    """The signed list of devices that may take part in a secure sum, if the server has one."""
+
+
+Answers = Iterable[tuple[int, Answer]]
+"""The first number of a device, and what it answered, each as it comes."""
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The sum of what people sent, and how many they were."""
+
+    sum: Tree
+    answered: int
+    beside: int = 0
+    """Bytes that came outside letters."""
+    updates: Mapping[int, Tree] = field(default_factory=lambda: MappingProxyType({}))
+    """The update of each person, if updates came in letters."""
+    shares: int | None = None
+    """How many shares of a secure sum's noise are in it; None: one of each person."""
+
+
+class TooFew(Abandoned):
+    """Fewer people answered than must."""
+
+    def __init__(self, answered: int) -> None:
+        super().__init__(f"{several(answered, 'client')} answered, and more must.")
+        self.answered = answered
+
+
+class Route(Protocol):
+    """A way for updates to come back."""
+
+    proxied: bool
+
+    def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
+        """What to ask of whom, until the sum is there; needed: how many people must be in it. `Abandoned` where fewer
+        are."""
+        ...
+
+    def left(self) -> float:
+        """Seconds for which updates can still arrive."""
+        ...
 
 
 class LetterRoute:
@@ -49,25 +132,20 @@ class LetterRoute:
     ) -> None:
         self._wanted, self._within, self._clean = wanted, within, clean
 
-    def read(self, part: bytes) -> Tree:
+    def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
+        updates = _of_people((yield Ask(task, users, needed, self._read)), needed)
+        return Summed(self._sum(updates), len(updates), 0, updates)
+
+    def left(self) -> float:
+        return math.inf
+
+    def _read(self, part: bytes) -> Tree:
         """What one person sent, checked and cleaned: nothing that came from a device is used before."""
         return self._clean(wire.decode_update(part, self._wanted, *self._within))
 
-    def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
-        """The sum of an earlier attempt and the number of its people, where it is known already."""
-        return None
-
-    def open(self, task: Task) -> Task:
-        """The task as letters describe it."""
-        return task
-
-    def left(self) -> float:
-        """Seconds for which updates can still arrive."""
-        return math.inf
-
-    def sum(self, updates: Mapping[int, Tree], needed: int, asked: int) -> tuple[Tree, int]:
-        """The sum of all updates, and the bytes that arrived outside letters. Updates are added in the order of
-        `updates`, in doubles, or exactly where they are whole steps of a grid."""
+    def _sum(self, updates: Mapping[int, Tree]) -> Tree:
+        """The sum of all updates. They are added in the order of `updates`, in doubles, or exactly where they are whole
+        steps of a grid."""
         sums: Tree = {}
         for name, (shape, size, kind) in self._wanted.items():
             exact = torch.int64 if kind in STEPS else torch.float64
@@ -80,7 +158,7 @@ class LetterRoute:
                 else:
                     sums[name] += value
         kinds = {name: torch.promote_types(form.kind, torch.float32) for name, form in self._wanted.items()}
-        return {name: value if value.dtype == torch.int64 else value.to(kinds[name]) for name, value in sums.items()}, 0
+        return {name: value if value.dtype == torch.int64 else value.to(kinds[name]) for name, value in sums.items()}
 
 
 class ProxyRoute:
@@ -104,35 +182,25 @@ class ProxyRoute:
         self._k, self._among = reports.k, shuffle.users or 1
         self._wanted, self._seconds = wanted, seconds
 
-    def read(self, part: bytes) -> Tree:
-        """A letter says that reports were sent, and nothing else."""
-        return wire.decode_update(part, {}, 0.0, 0)
+    def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
+        """Ask, then wait for the reports of all who said that they had reported, or until the epoch closes. An epoch
+        that was closed before the round was cut short is not asked about again."""
+        from homebody.federation.envelopes import envelope_bytes
 
-    def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
-        """An epoch that was closed before the round was cut short."""
-        done = self._epochs.closed(self._name)
-        return None if done is None else (self._tree(done.counts, needed, asked), done.people)
-
-    def open(self, task: Task) -> Task:
-        """The task with its epoch, which is opened, or found open."""
+        if (done := self._epochs.closed(self._name)) is not None:
+            return Summed(self._tree(done.counts, needed, len(users)), done.people)
         self._epoch = self._epochs.open(self._name, self._asks, self._k, self._entries, self._seconds, self._among)
         self._end = time.monotonic() + self._seconds
-        return replace(task, epoch=self._epoch)
+        people = len(_of_people((yield Ask(replace(task, epoch=self._epoch), users, needed, _nothing)), needed))
+        while self._epochs.arrived(self._name) < self._k * people and self.left() > 0:
+            time.sleep(PAUSE)
+        done = self._epochs.close(self._name, people)
+        # As if each person had a message of their own: how many share a device is not told.
+        return Summed(self._tree(done.counts, needed, len(users)), people, people * envelope_bytes(self._k))
 
     def left(self) -> float:
         """By the wall clock, which devices and proxies are told; and no longer than planned, should it be set back."""
         return min(self._epochs.left(self._epoch), self._end - time.monotonic())
-
-    def sum(self, updates: Mapping[int, Tree], needed: int, asked: int) -> tuple[Tree, int]:
-        """Wait for the reports of all who said that they had reported, or until the epoch closes."""
-        from homebody.federation.envelopes import envelope_bytes
-
-        while self._epochs.arrived(self._name) < self._k * len(updates) and self.left() > 0:
-            time.sleep(PAUSE)
-        done = self._epochs.close(self._name, len(updates))
-        # As if each person had a message of their own: how many share a device is not told.
-        sent = len(updates) * envelope_bytes(self._k)
-        return self._tree(done.counts, needed, asked), sent
 
     @property
     def _entries(self) -> int:
@@ -161,6 +229,136 @@ class ProxyRoute:
             tree[name] = torch.from_numpy(counts[start:end].astype(np.float32))
             start = end
         return tree
+
+
+class SumRoute:
+    """Updates come back as one sum that devices have masked: a party is a device, its people added up.
+
+    How far the attempt is, is stored before each question. After a kill the same is asked again, and devices answer the
+    same; once the sum is open, nobody is asked any more.
+
+    devices: all that are registered. blame: refuses an answer of the device of this first number, and says why.
+    roster: the signed list of devices that may take part; empty: the server has none.
+    """
+
+    proxied = False
+
+    def __init__(
+        self,
+        records: Records,
+        attempt: str,
+        channel: Channel,
+        wanted: Mapping[str, wire.Expected],
+        devices: Sequence[RegisteredDevice],
+        blame: Callable[[int, str], None],
+        roster: bytes = b"",
+    ) -> None:
+        self._records, self._attempt, self._devices, self._blame = records, attempt, devices, blame
+        self._channel, self._shapes = channel, {name: form.shape for name, form in wanted.items()}
+        self._entries = sum(math.prod(shape) for shape in self._shapes.values())
+        self._roster = roster
+
+    def left(self) -> float:
+        return math.inf
+
+    def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
+        stored = self._records.sum(self._attempt)
+        if stored is not None and stored.result is not None:
+            return self._opened(stored.people, stored.result)
+        theirs = by_device(self._devices, users)
+        collector = self._collector(task.run, theirs, None if stored is None else stored.state)
+        people = {} if stored is None else stored.people
+        named = self._named()
+        while (asked := collector.ask()) is not None:
+            self._records.put_sum(self._attempt, people, collector.state(), None)
+            gave, known = dict[int, int](), set(collector.faults)
+            whom = [user for first in asked.own for user in theirs.get(first, ())]
+            answers = yield Ask(
+                replace(task, sum=SumTask(collector.terms, asked.exchange, named)),
+                whom,
+                asked.needed,
+                questions=asked.question,
+                share=SHARES[asked.exchange],
+                roster=self._roster,
+            )
+            try:
+                collector.take(_messages(answers, theirs, gave))
+            finally:
+                for first in collector.faults.keys() - known:
+                    self._blame(first, collector.faults[first])
+            if asked.exchange == "masked":
+                people = {first: gave[first] for first in collector.survivors}
+                if sum(people.values()) < needed:
+                    raise TooFew(sum(people.values()))
+        assert collector.result is not None
+        ring = self._channel.ring(self._entries, collector.terms.people)
+        result = blob(collector.terms.encode()) + ring.pack(collector.result.numbers)
+        self._records.put_sum(self._attempt, people, None, result)
+        return self._opened(people, result)
+
+    def _named(self) -> str:
+        """The digest by which letters name the roster."""
+        from homebody.federation.server.rosters import read_roster
+
+        return read_roster(self._roster).digest if self._roster else ""
+
+    def _collector(self, run: str, theirs: Mapping[int, Sequence[int]], state: bytes | None) -> Collector:
+        from homebody.federation.flower.protocol import load_public
+        from homebody.federation.secure_sum.collector import Collector
+        from homebody.federation.secure_sum.signatures import identity_of
+
+        if state is not None:
+            return Collector.of_state(state)
+        if len(theirs) < FEWEST:
+            raise Abandoned(
+                f"The people of this round are on {several(len(theirs), 'device')}, and a secure sum needs {FEWEST} at "
+                "least: ask more people a round (--cohort), or register more devices."
+            )
+        assert self._channel.facts.sum is not None
+        people = sum(map(len, theirs.values()))
+        sizes = (len(theirs), self._entries, self._channel.ring(self._entries, people).width)
+        terms = Terms(run, self._attempt, *sizes, *self._channel.facts.sum.shares, people)
+        keys = {device.first: device.public_key for device in self._devices}
+        return Collector(terms, {first: identity_of(load_public(keys[first])) for first in theirs})
+
+    def _opened(self, people: Mapping[int, int], result: bytes) -> Summed:
+        content = Unpacker(result, "The stored sum")
+        ring = self._channel.ring(self._entries, Terms.decode(content.blob()).people)
+        numbers = ring.unpack(content.take(self._entries * ring.width))
+        return Summed(ring.decode(numbers, self._shapes), sum(people.values()), shares=len(people))
+
+
+def by_device(devices: Sequence[RegisteredDevice], users: Iterable[int]) -> dict[int, list[int]]:
+    """These people by the first number of their device."""
+    firsts, theirs = sorted(device.first for device in devices), dict[int, list[int]]()
+    for user in users:
+        theirs.setdefault(firsts[bisect_right(firsts, user) - 1], []).append(user)
+    return theirs
+
+
+def _messages(
+    answers: Answers, theirs: Mapping[int, Sequence[int]], gave: dict[int, int]
+) -> Iterator[tuple[int, bytes]]:
+    """What devices sent, and in `gave` how many of their people it is of."""
+    for first, answer in answers:
+        if answer.message is not None:
+            gave[first] = sum(user not in answer.declined for user in theirs.get(first, ()))
+            yield first, answer.message
+
+
+def _of_people(answers: Answers, needed: int) -> dict[int, Tree]:
+    """What each person sent, in the order of their numbers: they are summed in it."""
+    updates: dict[int, Tree] = {}
+    for _, answer in answers:
+        updates.update(answer.updates)
+    if len(updates) < needed:
+        raise TooFew(len(updates))
+    return dict(sorted(updates.items()))
+
+
+def _nothing(part: bytes) -> Tree:
+    """A letter says that reports were sent, and nothing else."""
+    return wire.decode_update(part, {}, 0.0, 0)
 
 
 def _size(form: wire.Expected) -> int:

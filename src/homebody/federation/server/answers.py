@@ -26,7 +26,7 @@ LONGEST_NAME = 64
 LONGEST_REFUSAL = 500
 """Characters of a device's sentence why it does not answer."""
 MOST_ITEMS = 2**31
-LACKS = frozenset({"shared", "items", "features"})
+LACKS = frozenset({"shared", "items", "features", wire.ROSTER})
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Answer:
     """What people sent, by their numbers."""
     faults: Mapping[int, wire.Malformed] = field(default_factory=lambda: MappingProxyType({}))
     """The errors of the other people's parts."""
+    message: bytes | None = None
+    """What the device sends for all of its people, in an exchange of a secure sum."""
 
 
 def read(
@@ -70,11 +72,14 @@ def read(
     letter: str | None = None,
     asked: Collection[int] = (),
     update: Callable[[bytes], Tree] | None = None,
+    *,
+    summed: bool = False,
 ) -> Answer:
     """An answer of this device's; refused where anything about it is not as it must be.
 
     letter: the digest of the letter that it must name; None where it answers a greeting. asked: the numbers of the
     people whom that letter asked. update: reads and checks what one of them sent; None where nothing is to be sent.
+    summed: the letter is an exchange of a secure sum, in which a device sends one part for all of its people.
     """
     asked = frozenset(asked)
     try:
@@ -94,7 +99,11 @@ def read(
         declined = header.get("declined", [])
         if not _numbers(declined) or not asked.issuperset(declined):
             raise wire.Malformed("The answer declines for people who were not asked, or not once each.")
-        updates, faults = {}, {}
+        updates, faults, message = {}, {}, parts.pop(wire.SUM, None) if summed else None
+        if summed and not lacks and (message is None) != asked.issubset(declined):
+            raise wire.Malformed("The answer declines for everybody and takes part, or does neither.")
+        if message is not None and lacks:
+            raise wire.Malformed("The answer sends something that was not asked for.")
         if parts and (update is None or lacks):
             raise wire.Malformed("The answer sends something that was not asked for.")
         numbers = {name: _number(name) for name in parts}
@@ -123,6 +132,7 @@ def read(
             declined=frozenset(declined),
             updates=MappingProxyType(updates),
             faults=MappingProxyType(faults),
+            message=message,
         )
     except wire.Malformed:
         raise

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,8 @@ class Node:
     items: int
     """How much of the catalogue it knows."""
     holds: set[str] = field(default_factory=set)
+    lacks: str = ""
+    """What it said last that it must receive first."""
 
 
 class Correspondence:
@@ -158,11 +160,16 @@ class Correspondence:
         traffic: list[int] | None = None,
         update: Callable[[bytes], Tree] | None = None,
         needed: int = 0,
+        questions: Callable[[int], bytes] | None = None,
+        roster: bytes = b"",
     ) -> Iterator[tuple[int, Answer]]:
         """Write to everyone concerned, and give the answers as they come, until the deadline.
 
         schema: the task's features, for whoever does not hold them. update: reads what one person sends.
-        needed: how many people must answer. A device that is away is given up soon if there are enough others.
+        questions: what an exchange of a secure sum asks of a device, by its first number. roster: the devices that may
+        take part in it, for whoever lacks that.
+        needed: how many people must answer, in a secure sum how many devices. A device that is away is given up soon if
+        there are enough others.
         Otherwise it is waited for until the deadline: a round that is given up has been charged, and is charged again.
         """
         task = replace(task, shared=wire.digest(shared))
@@ -174,6 +181,7 @@ class Correspondence:
         asked, lost, answered = dict.fromkeys(where, 0), dict.fromkeys(where, 0), 0
         gone: dict[int, tuple[float, str]] = {}
         most = MOST_LETTERS + task.n_items // ITEMS_AT_ONCE
+        weights = {node: len(theirs) if questions is None else 1 for node, theirs in where.items()}
 
         def write(nodes: Collection[int]) -> None:
             letters = {}
@@ -186,6 +194,11 @@ class Correspondence:
                     parts["shared"] = shared
                 if task.features and task.features not in state.holds:
                     parts["features"] = schema
+                if questions is not None:
+                    parts[wire.QUESTION] = questions(state.device.first)
+                # Devices that were given no key to check it with never ask for it.
+                if roster and state.lacks == wire.ROSTER:
+                    parts[wire.ROSTER] = roster
                 header = replace(task, first=state.device.first, people=where[node]).header()
                 letters[node] = (task.kind, wire.encode_letter(header, parts))
                 digests[node] = wire.digest(letters[node][1])
@@ -197,8 +210,8 @@ class Correspondence:
             self._log("sent", kind=task.kind, release=task.release, devices=len(waiting))
         while (waiting or gone) and (left := end - time.monotonic()) > 0:
             if gone:
-                possible = answered + sum(len(where[node]) for node in {*waiting.values(), *gone})
-                self._ask_again(gone, lost, write, where, possible - needed)
+                possible = answered + sum(weights[node] for node in {*waiting.values(), *gone})
+                self._ask_again(gone, lost, write, weights, possible - needed)
             if not waiting:
                 time.sleep(min(left, PAUSE))
                 continue
@@ -211,7 +224,8 @@ class Correspondence:
                     continue
                 traffic[0] += len(reply.body)
                 try:
-                    answer = answers.read(reply.body, self.known[node].device, digests[node], where[node], update)
+                    about = (digests[node], where[node], update)
+                    answer = answers.read(reply.body, self.known[node].device, *about, summed=questions is not None)
                 except wire.Malformed as error:
                     self.refuse(node, error, where[node])
                     continue
@@ -219,7 +233,7 @@ class Correspondence:
                     self.declined.update(where[node])
                     self._rest(where[node])
                 elif not answer.lacks:
-                    answered += len(answer.updates)
+                    answered += len(answer.updates) + (answer.message is not None)
                     self._silent.pop(self.known[node].device.fingerprint, None)
                     if answer.declined:
                         self._records.count("declined", len(answer.declined))
@@ -241,23 +255,23 @@ class Correspondence:
         gone: dict[int, tuple[float, str]],
         lost: dict[int, int],
         write: Callable[[Collection[int]], None],
-        where: Mapping[int, Sequence[int]],
+        weights: Mapping[int, int],
         spare: int,
     ) -> None:
         """A device that was away for a moment is asked again: it gives what it gave, or would have given.
 
-        spare: how many people the round can do without; below 0 it is lost, whoever comes back.
+        weights: what each counts for. spare: how much the round can do without; below 0 it is lost, whoever comes back.
         """
         there = set(self._link.nodes().values())
         for node, (until, error) in list(gone.items()):
             if node in there and lost[node] < MOST_LOST:
                 lost[node] += 1
                 write([node])
-            elif node not in there and (time.monotonic() < until or 0 <= spare < len(where[node])):
+            elif node not in there and (time.monotonic() < until or 0 <= spare < weights[node]):
                 continue
             else:
                 self._forget(node, error)
-                spare -= len(where[node])
+                spare -= weights[node]
             del gone[node]
 
     def refuse(self, node: int, reason: wire.Malformed, people: Collection[int] = ()) -> None:
@@ -273,6 +287,12 @@ class Correspondence:
             self._records.count("devices_set_aside")
             self._log("set aside", device=device.fingerprint[:12], faults=self._most_faults)
             del self.known[node]
+
+    def blame(self, first: int, reason: str) -> None:
+        """Refuse an answer of the device whose first number this is."""
+        for node, state in list(self.known.items()):
+            if state.device.first == first:
+                self.refuse(node, wire.Malformed(reason), state.active)
 
     def suspect(self, number: int | None) -> None:
         """Blame a round whose total broke the server's step on this person's device: its people are left alone."""
@@ -304,6 +324,7 @@ class Correspondence:
             people = {"people": len(answer.people) + answer.unregistered, "registered": state.device.people}
             self._log("more people than registered", device=state.device.fingerprint[:12], **people)
         state.active, state.items, state.holds = list(answer.people), answer.items, set(answer.holds)
+        state.lacks = answer.lacks
         return True
 
     def _rest(self, people: Collection[int]) -> None:
@@ -312,6 +333,13 @@ class Correspondence:
             self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
             self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
         self._sent_to_rest.update(people)
+
+    def wake(self) -> None:
+        """Ask everybody again who was left alone: what their devices refused has changed."""
+        if self._resting:
+            self._resting.clear()
+            self._rests.clear()
+            self._records.note("resting", "{}")
 
     def _tell_rests(self) -> None:
         """Log who was sent to rest since this was told last, and note for whoever asks how many rest until when."""

@@ -146,9 +146,22 @@ class ServerPlan:
             wire.refuse_unfit(acting, proxied=bool(self.reports))
             if self.recipe.every(method) and phase.evaluated:
                 telemetry(acting, self.recipe.measured())
+            if acting.uplink.facts.secret:
+                self._check_sum(acting)
         self._check_what_devices_do(method)
         self._refuse_hopeless(method)
         return method
+
+    def _check_sum(self, method: Method) -> None:
+        """That devices can add up this method's updates between them: they fit its numbers, and are many."""
+        from homebody.federation.secure_sum.messages import FEWEST
+
+        people = self.recipe.cohort or max(self.least, FEWEST)
+        method.uplink.among(people).ring(1, people)
+        if people < FEWEST:
+            raise HomebodyError(
+                f"A secure sum needs {FEWEST} devices at least, and {people} a round are fewer: raise --cohort."
+            )
 
     @property
     def shuffled_among(self) -> int:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from homebody.errors import HomebodyError
 
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from homebody.privacy import Ledger
     from homebody.progress import Progress, Round
 
-__all__ = ["COMPONENT", "FILE", "Records", "RegisteredDevice", "RegisteredProxy", "check_text", "database_in"]
+__all__ = [
+    "COMPONENT",
+    "FILE",
+    "Records",
+    "RegisteredDevice",
+    "RegisteredProxy",
+    "StoredSum",
+    "check_text",
+    "database_in",
+]
 
 FILE = "server.toml"
 """The plan in a server's folder."""
@@ -33,6 +42,8 @@ PART = 1 << 24
 """Bytes of a checkpoint in one row: both databases end at a gigabyte a row, tables of items do not."""
 LONGEST = 500
 """Characters of a name or an id: PostgreSQL finds no longer ones again."""
+_FEATURES, _ROSTER = 0, 1
+"""Rows of the table `sheet`: what every device is sent, encoded."""
 MOST_PEOPLE = 1_000_000
 """The most people on one device, to catch a typing mistake."""
 _SCHEMA = """
@@ -61,6 +72,7 @@ _STEPS = (
     "CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, added TEXT NOT NULL);",
     "CREATE TABLE sheet (number INTEGER PRIMARY KEY, content BLOB NOT NULL);",
     "CREATE TABLE fault (fingerprint TEXT PRIMARY KEY, count INTEGER NOT NULL, set_aside TEXT);",
+    "CREATE TABLE secure_sum (attempt TEXT PRIMARY KEY, people TEXT NOT NULL, state BLOB, result BLOB);",
 )
 # Parameters are noise to a compressor: PostgreSQL would only lose time.
 _IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n", *_STEPS[1:])
@@ -93,6 +105,17 @@ class RegisteredProxy:
     name: str
     added: str
     """When, in UTC."""
+
+
+class StoredSum(NamedTuple):
+    """An attempt at a secure sum, as far as it is."""
+
+    people: dict[int, int]
+    """How many of each device's people are in the sum, by the device's first number."""
+    state: bytes | None
+    """`Collector.state`, until the sum is open."""
+    result: bytes | None
+    """The sum, once it is open."""
 
 
 class Records:
@@ -266,6 +289,25 @@ class Records:
         users, sampling, size, population = row
         return Cohort(np.frombuffer(users, dtype="<i8").astype(np.int64), sampling, size, population)
 
+    def put_sum(self, attempt: str, people: Mapping[int, int], state: bytes | None, result: bytes | None) -> None:
+        """Keep how far an attempt at a secure sum is, in place of every other attempt: its state, or its result.
+
+        people: how many of each device's people are in the sum, by the device's first number.
+        """
+        with self.database.transaction():
+            self.database.execute("DELETE FROM secure_sum WHERE attempt <> ?", (attempt,))
+            row: dict[str, Any] = {"people": json.dumps(people), "state": state, "result": result}
+            self.database.put("secure_sum", "attempt", attempt=attempt, **row)
+
+    def sum(self, attempt: str) -> StoredSum | None:
+        """How far an attempt at a secure sum is."""
+        row = self.database.one("SELECT people, state, result FROM secure_sum WHERE attempt = ?", attempt)
+        if row is None:
+            return None
+        people, *blobs = row
+        known = {int(first): count for first, count in json.loads(people).items()}
+        return StoredSum(known, *(None if blob is None else bytes(blob) for blob in blobs))
+
     def due(self) -> bool:
         """A round with real devices is never run twice for want of a checkpoint."""
         return True
@@ -350,12 +392,19 @@ class Records:
 
     def put_features(self, content: bytes) -> None:
         """Store the feature schema; once, when a server is made."""
-        self.database.put("sheet", number=0, content=content)
+        self.database.put("sheet", number=_FEATURES, content=content)
 
     def features(self) -> bytes | None:
         """The encoded feature schema; None: the model uses no features."""
-        row = self.database.one("SELECT content FROM sheet")
-        return None if row is None else bytes(row[0])
+        return self._sheet(_FEATURES)
+
+    def put_roster(self, content: bytes) -> None:
+        """Store the signed roster that devices are sent, in place of the one before."""
+        self.database.put("sheet", "number", number=_ROSTER, content=content)
+
+    def roster(self) -> bytes | None:
+        """The signed roster; None: the server has none."""
+        return self._sheet(_ROSTER)
 
     def ledger(self) -> Ledger:
         """The ledger in the same database, its chain verified."""
@@ -375,6 +424,10 @@ class Records:
         for part in range(count):
             query = "SELECT content FROM checkpoint_part WHERE checkpoint = ? AND part = ?"
             yield from (content for (content,) in self.database.execute(query, (checkpoint, part)).fetchall())
+
+    def _sheet(self, number: int) -> bytes | None:
+        row = self.database.one("SELECT content FROM sheet WHERE number = ?", number)
+        return None if row is None else bytes(row[0])
 
     def _number(self, query: str, *parameters: object) -> int:
         return int(self.database.one(query, *parameters)[0])

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,11 +22,24 @@ from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opene
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.server.aggregate import LetterRoute, ProxyRoute, bounds, largest
+from homebody.federation.secure_sum.messages import FEWEST
+from homebody.federation.server.aggregate import (
+    Answers,
+    Ask,
+    LetterRoute,
+    ProxyRoute,
+    Route,
+    Summed,
+    SumRoute,
+    TooFew,
+    bounds,
+    by_device,
+    largest,
+)
 from homebody.federation.server.letters import PAUSE, Correspondence
 from homebody.federation.server.plan import NOBODY_PUBLIC, ServerPlan
 from homebody.federation.task import Task, asks, measuring, metric_names, telemetry
-from homebody.privacy import Charge
+from homebody.privacy import Channel, Charge
 from homebody.rng import Rng, SystemRng
 
 if TYPE_CHECKING:
@@ -43,14 +55,13 @@ BACK_SECONDS = 20.0
 
 
 class _Answers(NamedTuple):
-    """The sum of what people sent, how many they were, and the bytes that came and went."""
+    """The outcome of a conversation with devices, and the bytes that came and went."""
 
-    sum: Tree
-    answered: int
+    summed: Summed
+    channel: Channel
+    """The channel that the sum came by, fitted to the parties of a secure sum."""
     up: int = 0
     down: int = 0
-    updates: Mapping[int, Tree] = MappingProxyType({})
-    """The update of each person, if updates came in letters."""
 
 
 class Flower:
@@ -82,6 +93,9 @@ class Flower:
         self._letters = Correspondence(link, records, log, self._plan.most_faults)
         self._key, self._release = 0, records.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep, self._epochs = 0, keep, epochs
+        self._method: Method | None = None
+        self._measured: Users | None = None
+        self._roster, self._unlisted = "", ("", 0)
 
     def available(self, *, public: bool = False) -> Users:
         """The numbers of all people who are there, once there are enough of them."""
@@ -95,17 +109,48 @@ class Flower:
         said = False
         while True:
             self._letters.look_around(self._greeting())
-            numbers = self._letters.present()
-            if len(numbers) >= self._plan.least_present:
+            numbers, devices = self._vouched() if self._adds_up else self._letters.present(), FEWEST
+            if self._adds_up:
+                devices = len(by_device(self._records.devices(), numbers))
+            if len(numbers) >= self._plan.least_present and devices >= FEWEST:
                 return np.array(numbers, dtype=np.int64)
             if not said:
-                self._log("waiting", present=len(numbers), least=self._plan.least_present)
+                more = {"devices": devices, "least_devices": FEWEST} if self._adds_up else {}
+                self._log("waiting", present=len(numbers), least=self._plan.least_present, **more)
                 said = True
             time.sleep(PAUSE)
 
+    def _vouched(self) -> list[int]:
+        """Those who are there and whose devices the roster names; all where there is none. In a secure sum with others,
+        devices that know the roster would take no part."""
+        from homebody.federation.server.rosters import stored_roster, unlisted
+
+        if (roster := stored_roster(self._records)) is None:
+            return self._letters.present()
+        if roster.digest != self._roster:
+            self._roster = roster.digest
+            self._letters.wake()  # devices may have refused for want of it
+        numbers, others = self._letters.present(), unlisted(roster, self._records.devices())
+        if others and self._unlisted != (about := (roster.digest, len(others))):
+            self._unlisted = about
+            marks = [device.fingerprint[:12] for device in others[:16]]
+            self._log("not in the roster", roster=roster.number, devices=len(others), first=marks)
+        aside = {number for device in others for number in range(device.first, device.first + device.people)}
+        return [number for number in numbers if number not in aside]
+
     def begin(self, method: Method, rng: Rng) -> None:
         wire.refuse_unfit(method, proxied=self._epochs is not None)
-        self._key = int(rng.key)
+        self._key, self._method = int(rng.key), method
+
+    @property
+    def _adds_up(self) -> bool:
+        """Whether devices add up between them in a secure sum."""
+        return self._method is not None and self._method.uplink.facts.secret
+
+    def _on_devices(self, cohort: Cohort) -> Cohort:
+        """A cohort with the number of its devices, where they are the parties of a secure sum."""
+        users = cohort.users.tolist()
+        return replace(cohort, devices=len(by_device(self._records.devices(), users))) if self._adds_up else cohort
 
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
         """A round that was cut short is the same one only if it asks the same: then its devices answer the same."""
@@ -120,7 +165,7 @@ class Flower:
         if before is None:
             self._records.note("opened", f"{name} {asks}")
             self._records.open_round(name, cohort)
-        opened = Opened(name, cohort if before is None else before, again=before is not None)
+        opened = Opened(name, self._on_devices(cohort if before is None else before), again=before is not None)
         self._log("opened", release=name, clients=len(opened.cohort.users), again=opened.again)
         return opened
 
@@ -145,15 +190,15 @@ class Flower:
         except Abandoned as error:
             self._give_up(reason=str(error))
             raise
-        total = method.uplink.server(Total(got.sum, cohort.size), SystemRng().fold("server"))
+        total = got.channel.server(Total(got.summed.sum, cohort.size), SystemRng().fold("server"))
         before, self._step = self._step, step
 
         def spoiled(reason: str) -> None:
             self._step = before
-            self._letters.suspect(largest(got.updates))
+            self._letters.suspect(largest(got.summed.updates))
             self._give_up(reason=reason)
 
-        return Collected(total, got.up, got.down, answered=got.answered, spoiled=spoiled)
+        return Collected(total, got.up, got.down, answered=got.summed.answered, spoiled=spoiled)
 
     def _ask(
         self,
@@ -170,43 +215,84 @@ class Flower:
         wanted, within: what an update must look like. clean: applied to each, before the channel's own bounds.
         """
         body = wire.encode_tree(shared, half=self._plan.half)
-        route: LetterRoute | ProxyRoute = LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
-        if method.uplink.facts.shuffled:
-            assert self._epochs is not None  # refused when the phase began
-            name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
-            about = asks(replace(task, shared=wire.digest(body)).header())
-            seconds = self._plan.deadline + self._plan.reports_wait
-            route = ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
-        needed = max(1, math.ceil(self._plan.quorum * len(users)))
-        if (before := route.before(needed, len(users))) is not None:
-            return _Answers(*before)
-        task = route.open(task)
-        end = time.monotonic() + min(self._plan.deadline, route.left())
-        self._await(users, needed, end)
-        updates: dict[int, Tree] = {}
-        traffic = [0, 0]
-        for _, answer in self._letters.letters(
-            task, body, users, end, schema=self._schema.content, traffic=traffic, update=route.read, needed=needed
-        ):
-            updates.update(answer.updates)
-        if len(updates) < needed:
+        route = self._route(method, task, users, wanted, within, clean, wire.digest(body))
+        needed, traffic = max(1, math.ceil(self._plan.quorum * len(users))), [0, 0]
+        talk = route.talk(task, users, needed)
+        try:
+            answers: Answers | None = None
+            end = math.inf
+            while True:
+                asked = next(talk) if answers is None else talk.send(answers)
+                if answers is None:
+                    end = time.monotonic() + min(self._plan.deadline, route.left())
+                    self._await(users, needed, end)
+                answers = self._answers(asked, body, end, traffic)
+        except StopIteration as done:
+            summed: Summed = done.value
+            return _Answers(summed, self._fitted(method, users), traffic[0] + summed.beside, traffic[1])
+        except TooFew as few:
             declined = len(self._letters.declined)
             raise Abandoned(
-                f"{len(updates)} of {len(users)} clients answered within {self._plan.deadline:g} s"
+                f"{few.answered} of {len(users)} clients answered within {self._plan.deadline:g} s"
                 f"{f', {declined} declined' if declined else ''}, and {needed} must"
                 f"{': does the proxy run, and do devices reach it?' if declined and route.proxied else '.'}"
-            )
-        updates = dict(sorted(updates.items()))  # summed in the order of people's numbers
-        tree, beside = route.sum(updates, needed, len(users))
-        return _Answers(tree, len(updates), traffic[0] + beside, traffic[1], updates)
+            ) from few
+
+    def _route(
+        self,
+        method: Method,
+        task: Task,
+        users: list[int],
+        wanted: Mapping[str, wire.Expected],
+        within: tuple[float, int | None],
+        clean: Callable[[Tree], Tree],
+        shared: str,
+    ) -> Route:
+        """The way by which this method's updates come back. shared: the digest of the shared parameters."""
+        facts = method.uplink.facts
+        if facts.shuffled:
+            assert self._epochs is not None  # refused when the phase began
+            name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
+            about = asks(replace(task, shared=shared).header())
+            seconds = self._plan.deadline + self._plan.reports_wait
+            return ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
+        if facts.secret:
+            attempt = task.counted + self._attempt().removeprefix(task.release)
+            channel, devices = self._fitted(method, users), self._records.devices()
+            roster = self._records.roster() or b""
+            return SumRoute(self._records, attempt, channel, wanted, devices, self._letters.blame, roster)
+        return LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
+
+    def _fitted(self, method: Method, users: list[int]) -> Channel:
+        """The method's channel, fitted to the devices that these people are on."""
+        channel = method.uplink
+        return channel.among(len(by_device(self._records.devices(), users))) if channel.facts.secret else channel
+
+    def _answers(self, asked: Ask, body: bytes, end: float, traffic: list[int]) -> Answers:
+        """Send what a conversation asks, and give the answers as they come."""
+        firsts = {node: state.device.first for node, state in self._letters.known.items()}
+        now = time.monotonic()
+        for node, answer in self._letters.letters(
+            asked.task,
+            body,
+            list(asked.users),
+            now + asked.share * (end - now),
+            schema=self._schema.content,
+            traffic=traffic,
+            update=asked.read,
+            needed=asked.needed,
+            questions=asked.questions,
+            roster=asked.roster,
+        ):
+            yield firsts[node], answer
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
-        users = self._gathered()
-        return measuring(method.uplink, Cohort(users, "all", len(users), len(users)))
+        self._measured = users = self._gathered()
+        return measuring(method.uplink, self._on_devices(Cohort(users, "all", len(users), len(users))))
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
-        everyone = self._gathered().tolist()
+        everyone = (self._gathered() if self._measured is None else self._measured).tolist()
         task = replace(self._task("evaluate", self._step, Rng.of(0)), cutoffs=self._plan.recipe.measured())
         # Shares, where nothing is added to them on the way: one device does not decide for all.
         within = bounds(method.uplink, self._plan.largest if method.uplink.stages else 1.0)
@@ -215,12 +301,14 @@ class Flower:
             got = self._ask(method, shared, task, everyone, wanted, within, clean)
         except Abandoned:
             return Evaluated({})  # of too few to choose a round by
-        sums = method.uplink.server(Total(got.sum, got.answered), SystemRng().fold("server")).sum
+        answered, shares = got.summed.answered, got.summed.shares
+        sums = got.channel.server(Total(got.summed.sum, answered), SystemRng().fold("server")).sum
         asked, names = float(sums["asked"]), metric_names(task.cutoffs)
         if not asked >= 1:
             return Evaluated({})
         metrics = {name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)}
-        return within_range(metrics, method.uplink.deviation(len(names) + 1, got.answered) / asked)
+        noise = got.channel.deviation(len(names) + 1, answered if shares is None else shares)
+        return within_range(metrics, noise / asked)
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")

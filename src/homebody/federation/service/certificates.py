@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from homebody.errors import HomebodyError
 from homebody.federation.service.text import read_file
@@ -23,13 +24,23 @@ try:
         NoEncryption,
         PrivateFormat,
         PublicFormat,
-        load_ssh_public_key,
+        load_ssh_private_key,
     )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
     raise HomebodyError("Certificates need an extra: pip install 'homebody[serve]' or 'homebody[deploy]'.") from error
 
-__all__ = ["make_authority", "make_certificates", "make_device_key", "read_public"]
+__all__ = [
+    "make_authority",
+    "make_certificates",
+    "make_device_key",
+    "make_signer_key",
+    "read_public",
+    "read_signer_key",
+]
+
+_LONGEST_KEY = 1 << 16
+"""Bytes of a key file that are read."""
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 # The authority is of this one server: a certificate that ends before it would only stop all devices one day.
@@ -74,25 +85,53 @@ def make_authority(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
 def make_device_key(folder: Path) -> Path:
     """Write a device's key (device.key, which stays on it) and its public half for the operator, whose path is
     returned."""
+    return _make_key(folder, "device")
+
+
+def make_signer_key(folder: Path) -> Path:
+    """Write a key that signs rosters (signer.key) and its public half for every device, whose path is returned."""
+    return _make_key(folder, "signer")
+
+
+def read_public(path: Path, kind: Literal["device", "signer"] = "device") -> bytes:
+    """The public key of a device, or of whoever signs rosters, as OpenSSH text without its comment."""
+    from homebody.federation.secure_sum.identities import load_public_key
+
+    text = read_file(path, _LONGEST_KEY)
+    if b"PRIVATE KEY" in text:
+        whose = "its device" if kind == "device" else "whoever signs with it"
+        raise HomebodyError(f"{path} is a private key, which must not leave {whose}: give the .pub file beside it.")
+    try:
+        return load_public_key(text).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    except HomebodyError as error:
+        raise HomebodyError(
+            f"{path} is no ECDSA P-384 public key as OpenSSH text: `homebody keys {kind}` makes one, {kind}.pub."
+        ) from error
+
+
+def read_signer_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key that signs rosters."""
+    text = read_file(path, _LONGEST_KEY)
+    wanted = f"{path} is no ECDSA P-384 private key as OpenSSH text: `homebody keys signer` makes one, signer.key."
+    try:
+        key = load_ssh_private_key(text, None)
+    except TypeError as error:
+        raise HomebodyError(
+            f"{path} has a passphrase, which cannot be asked for here: give a key without one."
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise HomebodyError(wanted) from error
+    if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP384R1)):
+        raise HomebodyError(wanted)
+    return key
+
+
+def _make_key(folder: Path, name: str) -> Path:
+    """Write NAME.key and NAME.pub, and return the path of the second."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    return write_new(folder, {"device.key": private, "device.pub": public + b"\n"})[1]
-
-
-def read_public(path: Path) -> bytes:
-    """A device's public key as OpenSSH text, without its comment."""
-    text = read_file(path)
-    if b"PRIVATE KEY" in text:
-        raise HomebodyError(f"{path} is a private key, which must not leave its device: give the .pub file beside it.")
-    wanted = f"{path} is no ECDSA P-384 public key as OpenSSH text: `homebody keys device` makes one, device.pub."
-    try:
-        key = load_ssh_public_key(text)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise HomebodyError(wanted) from error
-    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)):
-        raise HomebodyError(wanted)
-    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return write_new(folder, {f"{name}.key": private, f"{name}.pub": public + b"\n"})[1]
 
 
 def _called(name: str) -> x509.Name:

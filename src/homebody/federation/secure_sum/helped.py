@@ -1,0 +1,380 @@
+"""A secure sum that a helper opens: one exchange with devices, one with the helper.
+
+The helper makes a key for one sum, its *epoch*. A device adds a mask to its vector. It seals the mask's seed to the
+helper's key, and sends both to the server in one message. The server adds up the masked vectors and forwards the sealed
+seeds of one set of devices. The helper adds up the masks of that set and all of the noise, and the server takes that
+sum off its own. So the server learns the sum with noise, and the helper no vector.
+
+| who | sends | to |
+|---|---|---|
+| helper | `HelperEpoch`: its key, and the terms of the sum | server and devices |
+| device | `sign_message`: masked vector; seed, the device's key and signature, sealed | server |
+| server | `HelpedSum.request`: for each device the digest of its masked vector and what it sealed | helper |
+| helper | `Helper.open`: the sum of the masks and the noise | server |
+
+A device signs (Ed25519, `reports.key`) terms, epoch, and the digests of its masked vector and its seed. The terms say
+how much noise the helper adds, so a server cannot ask for less. A seed serves one device in one epoch: the mask is
+derived from terms, epoch and the device's key as well, so that a copied box gives another mask. The signature lies in
+the sealed box: the server does not learn by which key the helper knows a device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from homebody.errors import HomebodyError, several
+from homebody.federation.secure_sum.masks import MaskedSum, derive
+from homebody.federation.secure_sum.messages import DIGEST_BYTES, FEWEST, BadMessage, Unpacker, blob
+from homebody.privacy.grid import gaussian
+from homebody.privacy.ring import Numbers, Ring
+from homebody.privacy.secure_sum import check_shares, threshold
+from homebody.rng import SystemRng
+
+try:
+    from nacl import bindings as sodium
+    from nacl.exceptions import CryptoError
+except ImportError as error:
+    raise HomebodyError("A secure sum with a helper needs the extra: pip install 'homebody[deploy]'.") from error
+
+__all__ = [
+    "EPOCH_BYTES",
+    "ROW_BYTES",
+    "Answered",
+    "HelpedSum",
+    "HelpedTerms",
+    "Helper",
+    "HelperEpoch",
+    "SecondSet",
+    "SetRefused",
+    "draw_noise",
+    "sign_message",
+]
+
+EPOCH_BYTES = 16
+SEED_BYTES = 32
+SEALED_BYTES = SEED_BYTES + 32 + sodium.crypto_sign_BYTES + sodium.crypto_box_SEALBYTES
+"""Seed, the device's key and its signature, sealed."""
+ROW_BYTES = DIGEST_BYTES + SEALED_BYTES
+"""A device in a set: the digest of its masked vector, and what it sealed."""
+NO_NOISE = -1
+_MAGIC, _TERMS = b"HBL1", b"HBH1"
+_LABEL = b"homebody helped sum 1, signed\0"
+_NUMBERS = struct.Struct("<IIBbd")
+_LONGEST_NAME = 200
+_MOST_BYTES = 1 << 28
+"""Of a vector."""
+_DEEPEST = 60
+
+
+class SetRefused(BadMessage):
+    """The helper opens no such set. faulty: the rows that it cannot open, by their place, and why."""
+
+    def __init__(self, sentence: str, faulty: Mapping[int, str] | None = None) -> None:
+        super().__init__(sentence)
+        self.faulty = dict(faulty or {})
+
+
+class SecondSet(BadMessage):
+    """The helper has opened another set of this epoch."""
+
+
+@dataclass(frozen=True)
+class HelpedTerms:
+    """What devices, server and helper must agree on before a sum begins.
+
+    >>> terms = HelpedTerms("run", "round 3#1", parties=100, entries=54_000, width=4, depth=19)
+    >>> terms.quorum, HelpedTerms.decode(terms.encode()) == terms
+    (67, True)
+    """
+
+    run: str
+    attempt: str
+    """Names one attempt at one sum of the run. A second attempt has another name."""
+    parties: int
+    """How many are asked."""
+    entries: int
+    """Numbers in a vector."""
+    width: int
+    """The bytes of a number: sums are modulo 2^(8·width)."""
+    depth: int = NO_NOISE
+    """The standard deviation of the helper's noise is 2 to this power; −1: it adds none."""
+    least: float = 2 / 3
+    """The share of the parties whose messages must be in the set."""
+
+    def __post_init__(self) -> None:
+        for name in (self.run, self.attempt):
+            if not 0 < len(name.encode()) <= _LONGEST_NAME:
+                raise HomebodyError(f"Run and attempt of a secure sum have names of 1 to {_LONGEST_NAME} bytes.")
+        for count, low, most, what in (
+            (self.parties, 1, 1 << 20, "parties"),
+            (self.entries, 1, (1 << 32) - 1, "numbers in a vector"),
+            (self.width, 1, 8, "bytes in a number"),
+            (self.depth, NO_NOISE, _DEEPEST, "as the power of two of its noise"),
+        ):
+            if type(count) is not int or not low <= count <= most:
+                raise HomebodyError(f"A secure sum has {low} to {most:,} {what}, not {count!r}.")
+        if self.entries * self.width > _MOST_BYTES:
+            raise HomebodyError(f"A vector of a secure sum with a helper has at most {_MOST_BYTES:,} bytes.")
+        if self.depth >= 8 * self.width - 1:
+            raise HomebodyError("The noise of a secure sum is wider than its numbers: use more bytes.")
+        check_shares(self.least, 0.0, helper=True)
+
+    @property
+    def quorum(self) -> int:
+        """How many messages a set has at least."""
+        return max(FEWEST, threshold(self.parties, self.least))
+
+    @property
+    def ring(self) -> Ring:
+        return Ring(self.width, 1.0, whole=True)
+
+    def encode(self) -> bytes:
+        numbers = _NUMBERS.pack(self.parties, self.entries, self.width, self.depth, self.least)
+        return b"".join([_TERMS, blob(self.run.encode()), blob(self.attempt.encode()), numbers])
+
+    @classmethod
+    def decode(cls, body: bytes) -> HelpedTerms:
+        cursor = Unpacker(body, "The description of a secure sum")
+        if cursor.take(4) != _TERMS:
+            raise BadMessage("This is no description of a secure sum with a helper.")
+        try:
+            names = cursor.blob().decode(), cursor.blob().decode()
+            numbers = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
+        except UnicodeDecodeError as error:
+            raise BadMessage("A name in the description of a secure sum is no text.") from error
+        cursor.end()
+        return cls(*names, *numbers)
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.encode()).digest()
+
+
+@dataclass(frozen=True)
+class HelperEpoch:
+    """One sum, as the helper describes it to everybody.
+
+    >>> terms = HelpedTerms("run", "round 3#1", parties=4, entries=2, width=4)
+    >>> epoch = HelperEpoch(bytes(16), bytes(32), terms, closes=2_000_000_000)
+    >>> HelperEpoch.read(epoch.to_json()) == epoch
+    True
+    """
+
+    id: bytes
+    key: bytes
+    """The public key that seeds are sealed to."""
+    terms: HelpedTerms
+    closes: float
+    """Unix seconds; after that the key is gone."""
+
+    @classmethod
+    def read(cls, said: object) -> HelperEpoch:
+        """A description from another party, checked; names that are not known here are ignored."""
+        if not isinstance(said, Mapping):
+            raise BadMessage("The description of a helper's epoch is not a JSON object.")
+        texts = []
+        for name, form in (("epoch", "[0-9a-f]{32}"), ("key", "[0-9a-f]{64}"), ("terms", "(?:[0-9a-f]{2}){1,600}")):
+            if type(said.get(name)) is not str or not re.fullmatch(form, said[name]):
+                raise BadMessage(f"'{name}' of a helper's epoch is missing or malformed.")
+            texts.append(bytes.fromhex(said[name]))
+        closes = said.get("closes")
+        if not isinstance(closes, int | float) or isinstance(closes, bool) or not 0 < closes < 2**40:
+            raise BadMessage("'closes' of a helper's epoch is missing or malformed.")
+        return cls(texts[0], texts[1], HelpedTerms.decode(texts[2]), float(closes))
+
+    def to_json(self) -> dict[str, Any]:
+        """The inverse of `read`."""
+        terms = self.terms.encode().hex()
+        return {"epoch": self.id.hex(), "key": self.key.hex(), "terms": terms, "closes": self.closes}
+
+    def agrees(self, other: HelperEpoch) -> bool:
+        """Whether both describe the same epoch, whenever it closes."""
+        return replace(self, closes=other.closes) == other
+
+
+def sign_message(epoch: HelperEpoch, numbers: Numbers, secret: bytes) -> bytes:
+    """What a device sends the server: its vector, masked, and what the helper needs to take the mask off a sum.
+
+    Store it before it leaves, and give the same bytes if asked again: each call draws another mask.
+    secret: the device's key that signs, of 64 bytes.
+    """
+    if len(numbers) != epoch.terms.entries:
+        raise HomebodyError(f"A vector of this sum has {epoch.terms.entries:,} numbers, not {len(numbers):,}.")
+    seed, sender = os.urandom(SEED_BYTES), secret[32:]
+    masked = MaskedSum(epoch.terms.entries, epoch.terms.width)
+    masked.add_numbers(numbers)
+    masked.add(_mask_key(epoch, seed, sender))
+    vector = masked.packed()
+    signed = sodium.crypto_sign(_statement(epoch, seed, hashlib.sha256(vector).digest()), secret)
+    sealed = sodium.crypto_box_seal(seed + sender + signed[: sodium.crypto_sign_BYTES], epoch.key)
+    return _MAGIC + epoch.id + sealed + vector
+
+
+def _mask_key(epoch: HelperEpoch, seed: bytes, sender: bytes) -> bytes:
+    bound = hashlib.sha256(epoch.terms.digest + epoch.id + sender).digest()
+    return derive(seed, bound, "helped mask", 0, 0)
+
+
+def _statement(epoch: HelperEpoch, seed: bytes, vector: bytes) -> bytes:
+    return b"".join([_LABEL, epoch.terms.digest, epoch.id, hashlib.sha256(seed).digest(), vector])
+
+
+class HelpedSum:
+    """The server's side: it collects messages, asks the helper about one set, and takes the masks off the sum.
+
+    `request` is the same bytes for the same messages. Once it was sent, no message may be added: the helper opens one
+    set. `faults` says whose messages were refused, and why.
+    """
+
+    def __init__(self, epoch: HelperEpoch) -> None:
+        self.epoch, self._terms = epoch, epoch.terms
+        self._messages: dict[int, tuple[bytes, bytes]] = {}
+        self.faults: dict[int, str] = {}
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Whose messages are in the set, in its order."""
+        return tuple(sorted(self._messages))
+
+    def take(self, number: int, message: bytes) -> bool:
+        """Add a device's message to the set; whether it has the form of one."""
+        try:
+            self._messages[number] = self._read(message)
+        except BadMessage as error:
+            self.faults[number] = str(error)
+            return False
+        return True
+
+    def _read(self, message: bytes) -> tuple[bytes, bytes]:
+        start = len(_MAGIC) + EPOCH_BYTES
+        expected = start + SEALED_BYTES + self._terms.entries * self._terms.width
+        if len(message) != expected or not message.startswith(_MAGIC):
+            raise BadMessage(f"A message of this secure sum has {expected:,} bytes, and this is not one.")
+        if message[len(_MAGIC) : start] != self.epoch.id:
+            raise BadMessage("The message is of another epoch of the helper.")
+        return message[start : start + SEALED_BYTES], message[start + SEALED_BYTES :]
+
+    def request(self) -> bytes:
+        """What the helper is sent: a row for each device of the set."""
+        messages = (self._messages[number] for number in self.senders)
+        return b"".join(hashlib.sha256(vector).digest() + sealed for sealed, vector in messages)
+
+    def leave_out(self, faulty: Mapping[int, str]) -> None:
+        """Take out the rows that the helper refused, by their places in the request."""
+        senders = self.senders
+        for place, why in faulty.items():
+            if 0 <= place < len(senders):
+                del self._messages[senders[place]]
+                self.faults[senders[place]] = why
+
+    def opened(self, answer: bytes) -> Numbers:
+        """The sum of the set's vectors with the helper's noise, given the helper's answer."""
+        terms = self._terms
+        if len(answer) != terms.entries * terms.width:
+            raise BadMessage(f"The helper's answer has {len(answer):,} bytes, not {terms.entries * terms.width:,}.")
+        total = MaskedSum(terms.entries, terms.width)
+        for _, vector in self._messages.values():
+            total.add_packed(vector)
+        return terms.ring.subtract(total.numbers(), terms.ring.unpack(answer))
+
+
+class Answered(NamedTuple):
+    """What the helper answered in an epoch."""
+
+    set: bytes
+    """A digest of the set that was opened."""
+    answer: bytes
+
+
+def draw_noise(depth: int, entries: int) -> npt.NDArray[np.int64]:
+    """Normal noise of standard deviation 2^depth, rounded to whole numbers, from the operating system's bits."""
+    drawn: npt.NDArray[np.int64] = gaussian(SystemRng(), depth, entries).numpy()
+    return drawn
+
+
+class Helper:
+    """The helper in one epoch. It opens one set: the same set again gets the same answer, another is refused.
+
+    secret: the secret half of the epoch's key. known: whether a key is that of a registered device. before: what was
+    answered in this epoch already. keep: stores an answer before it is given, and returns what is stored, which is an
+    earlier answer if there is one.
+    """
+
+    def __init__(
+        self,
+        epoch: HelperEpoch,
+        secret: bytes,
+        known: Callable[[bytes], bool],
+        *,
+        before: Answered | None = None,
+        keep: Callable[[Answered], Answered] = lambda new: new,
+        draw: Callable[[int, int], npt.NDArray[np.int64]] = draw_noise,
+    ) -> None:
+        self.epoch, self._secret, self._known, self._before = epoch, secret, known, before
+        self._keep, self._draw, self._public = keep, draw, sodium.crypto_scalarmult_base(secret)
+
+    def open(self, request: bytes) -> bytes:
+        """The sum of the masks of this set, and the noise."""
+        digest = hashlib.sha256(request).digest()
+        if self._before is None:
+            self._before = self._keep(Answered(digest, self._answer(request)))
+        if self._before.set != digest:
+            raise SecondSet("The helper opens one set an epoch, and it has opened another one.")
+        return self._before.answer
+
+    def _answer(self, request: bytes) -> bytes:
+        terms, total = self.epoch.terms, MaskedSum(self.epoch.terms.entries, self.epoch.terms.width)
+        for key in self._mask_keys(request):
+            total.add(key)
+        if terms.depth != NO_NOISE:
+            total.add_numbers(self._draw(terms.depth, terms.entries).view(np.uint64))
+        return total.packed()
+
+    def _mask_keys(self, request: bytes) -> Iterable[bytes]:
+        """The key of each mask of a set, once every row was checked."""
+        terms, count = self.epoch.terms, len(request) // ROW_BYTES
+        if len(request) % ROW_BYTES:
+            raise SetRefused("The set is no whole number of rows.")
+        if not terms.quorum <= count <= terms.parties:
+            raise SetRefused(
+                f"The set has {several(count, 'message')}: of {terms.parties:,} devices, {terms.quorum:,} at least "
+                "must be in it."
+            )
+        keys: dict[bytes, bytes] = {}
+        faulty: dict[int, str] = {}
+        for place in range(count):
+            row = request[place * ROW_BYTES : (place + 1) * ROW_BYTES]
+            try:
+                sender, seed = self._checked(row[:DIGEST_BYTES], row[DIGEST_BYTES:])
+                if sender in keys:
+                    raise BadMessage("A device has two messages in the set.")
+                keys[sender] = _mask_key(self.epoch, seed, sender)
+            except BadMessage as error:
+                faulty[place] = str(error)
+        if faulty:
+            raise SetRefused(f"{several(len(faulty), 'message')} of the set cannot be opened.", faulty)
+        return keys.values()
+
+    def _checked(self, vector: bytes, sealed: bytes) -> tuple[bytes, bytes]:
+        try:
+            plain = sodium.crypto_box_seal_open(sealed, self._public, self._secret)
+        except CryptoError as error:
+            raise BadMessage("The message was not sealed to the key of this epoch.") from error
+        seed, sender, signature = plain[:SEED_BYTES], plain[SEED_BYTES : SEED_BYTES + 32], plain[SEED_BYTES + 32 :]
+        if not self._known(sender):
+            raise BadMessage("The helper does not know the device that signed the message.")
+        try:
+            sodium.crypto_sign_open(signature + _statement(self.epoch, seed, vector), sender)
+        except (CryptoError, ValueError) as error:
+            raise BadMessage("The message's signature does not hold for this sum, epoch and vector.") from error
+        return sender, seed
