@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from homebody import bags, ops
 from homebody.core import Catalogue, Data, Rows
@@ -21,6 +21,59 @@ from homebody.rng import Rng
 
 quick = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**40)
+
+
+@ops.for_cohort
+def _both(rows: Tensor, by: Tensor, times: int) -> tuple[Tensor, Tensor]:
+    assert rows.ndim == 2, "A cohort has one row per client."
+    scaled = torch.from_numpy(rows.detach().numpy() * by.detach().numpy()[:, None] * times)
+    return scaled, rows.sum(1)
+
+
+class TestForCohort:
+    rows, by = torch.arange(6.0).reshape(2, 3), torch.tensor([1.0, 10.0])
+    expected = torch.tensor([[0.0, 2.0, 4.0], [60.0, 80.0, 100.0]])
+
+    def test_alone(self) -> None:
+        scaled, total = _both(self.rows[1], self.by[1], 2)
+        assert torch.equal(scaled, self.expected[1])
+        assert total == 12.0
+
+    def test_for_all(self) -> None:
+        scaled, total = vmap(lambda row, by: _both(row, by, 2))(self.rows, self.by)
+        assert torch.equal(scaled, self.expected)
+        assert total.tolist() == [3.0, 12.0]
+
+    def test_clients_in_another_dimension_and_what_all_share(self) -> None:
+        scaled, _ = vmap(lambda row: _both(row, torch.tensor(2.0), 1), in_dims=1)(self.rows.T)
+        assert torch.equal(scaled, 2 * self.rows)
+
+    @pytest.mark.parametrize("alone", [True, False])
+    def test_no_gradient_passes(self, alone: bool) -> None:
+        """Also where the slope is itself a slope's: what is given back is a constant."""
+
+        def loss(row: Tensor, by: Tensor) -> Tensor:
+            scaled, total = _both(row, by, 2)
+            return (row * scaled).sum() + total
+
+        def inner(row: Tensor, by: Tensor) -> Tensor:
+            return grad(loss)(row, by).sum() + (row**2).sum()
+
+        if alone:
+            assert torch.equal(grad(loss)(self.rows[1], self.by[1]), self.expected[1])
+            assert torch.equal(grad(inner)(self.rows[1], self.by[1]), 2 * self.rows[1])
+        else:
+            assert torch.equal(vmap(grad(loss))(self.rows, self.by), self.expected)
+            assert torch.equal(vmap(grad(inner))(self.rows, self.by), 2 * self.rows)
+
+    def test_plain_autograd_gets_no_gradient_either(self) -> None:
+        row = self.rows[1].clone().requires_grad_()
+        scaled, total = _both(row, self.by[1], 2)
+        assert not scaled.requires_grad
+        assert not total.requires_grad
+        (row * scaled).sum().backward()  # type: ignore[no-untyped-call]
+        assert row.grad is not None
+        assert torch.equal(row.grad, self.expected[1])
 
 
 class _Somewhere(str):
@@ -118,16 +171,18 @@ def test_negatives_depend_on_neither_padding_nor_how_many_are_drawn(
     assert torch.equal(one, other[:count])
 
 
+@pytest.mark.parametrize("count", [1, 8])
 @given(data=people(), seed=seeds)
 @quick
-def test_negatives_are_the_nth_free_items(data: Data, seed: int) -> None:
+def test_negatives_are_the_nth_free_items(data: Data, seed: int, count: int) -> None:
+    """Few are searched for; where many are drawn from few items, the free ones are written down first."""
     n_items = data.catalogue.n_items
     free = sorted(set(range(n_items)) - set(data.excluded.tolist()))
     key = Rng.of(seed).next_key()
-    drawn = ops.negatives(Rng.of(seed), data, 8).tolist()
+    drawn = ops.negatives(Rng.of(seed), data, count).tolist()
     # The same hash that `Rng.integers` makes, read as a place among the free items.
-    places = _integers(key, len(free), 8) if free else []
-    assert drawn == ([free[place] for place in places] if free else [-1] * 8)
+    places = _integers(key, len(free), count) if free else []
+    assert drawn == ([free[place] for place in places] if free else [-1] * count)
 
 
 def _integers(key: Tensor, high: int, count: int) -> list[int]:
@@ -245,6 +300,8 @@ def test_overlay_replaces_what_is_in_the_index(
     over = torch.tensor([float(pair[1]) for pair in pairs])
     out = ops.overlay(way(base), torch.tensor(items, dtype=torch.int64), index, over, 20)
     assert out.tolist() == [float(tuned.get(item, place + 100)) for place, item in enumerate(items)]
+    out = ops.overlay(way(base), torch.tensor(items, dtype=torch.int64), index, over, 20, add=True)
+    assert out.tolist() == [float(tuned.get(item, 0) + place + 100) for place, item in enumerate(items)]
 
 
 @on_both_ways

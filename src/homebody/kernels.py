@@ -85,12 +85,33 @@ def nth_outside(excluded, n_excluded, rank):
     return rank + before
 
 
+SEARCH = 8
+"""Items that can be written down in the time that one search of a list takes."""
+
+
 @nb.njit(inline="always")
 def _negatives_of(key, excluded, n_items, out):
     listed = np.searchsorted(excluded, n_items)
     free = n_items - listed
-    for position in range(len(out)):
-        out[position] = nth_outside(excluded, listed, below(key, position, free)) if free > 0 else -1
+    if free <= 0:
+        for position in range(len(out)):
+            out[position] = -1
+    elif len(out) * SEARCH > n_items:
+        # Many are drawn from a small catalogue: writing down what is outside the list is cheaper than searching it.
+        outside = np.empty(free, dtype=np.int32)
+        item = n = 0
+        for place in range(listed + 1):
+            end = excluded[place] if place < listed else n_items
+            while item < end:
+                outside[n] = item
+                n += 1
+                item += 1
+            item += 1
+        for position in range(len(out)):
+            out[position] = outside[below(key, position, free)]
+    else:
+        for position in range(len(out)):
+            out[position] = nth_outside(excluded, listed, below(key, position, free))
 
 
 @parallel(over="keys")
@@ -101,36 +122,33 @@ def draw_negatives(lower, upper, keys, excluded, n_items, out):
 
 @nb.njit(inline="always")
 def _permutation_of(key, source, order):
-    """`source` in the order of its hashed entries, ties as they stand; into `order`."""
+    """`source` in the order of its hashed entries, ties as they stand; into `order`. It ascends."""
     n = len(source)
-    hashes = np.empty(n, dtype=np.int32)
+    # The hash in the upper half, the entry in the lower one: what is compared, and what is moved, is one number.
+    hashed = np.empty(n, dtype=np.int64)
     start = np.zeros(n + 1, dtype=np.int32)
     # One bucket an element on average, then an insertion sort that rarely moves anything.
     for i in range(n):
-        hashes[i] = np.int32(mix(np.uint64(key) + np.uint64(source[i] + 1) * GOLDEN) >> np.uint64(33))
-    for i in range(n):
-        start[((np.int64(hashes[i]) * n) >> 31) + 1] += 1
+        bits = np.int64(mix(np.uint64(key) + np.uint64(source[i] + 1) * GOLDEN) >> np.uint64(33))
+        start[((bits * n) >> 31) + 1] += 1
+        hashed[i] = (bits << 32) | source[i]
     for i in range(n):
         start[i + 1] += start[i]
-    sorted_hash = np.empty(n, dtype=np.int32)
+    ordered = np.empty(n, dtype=np.int64)
     for i in range(n):
-        bucket = (np.int64(hashes[i]) * n) >> 31
+        bucket = ((hashed[i] >> 32) * n) >> 31
         place = start[bucket]
         start[bucket] = place + 1
-        sorted_hash[place] = hashes[i]
-        order[place] = source[i]
+        ordered[place] = hashed[i]
     for i in range(1, n):
-        value = sorted_hash[i]
-        if sorted_hash[i - 1] <= value:
-            continue
-        position = order[i]
+        value = ordered[i]
         j = i - 1
-        while j >= 0 and sorted_hash[j] > value:
-            sorted_hash[j + 1] = sorted_hash[j]
-            order[j + 1] = order[j]
+        while j >= 0 and ordered[j] > value:
+            ordered[j + 1] = ordered[j]
             j -= 1
-        sorted_hash[j + 1] = value
-        order[j + 1] = position
+        ordered[j + 1] = value
+    for i in range(n):
+        order[i] = ordered[i] & 0xFFFFFFFF
 
 
 @parallel(over="keys")
@@ -248,16 +266,18 @@ def touch(lower, upper, items, valid, n_items, index, slot):
 
 
 @parallel(over="index")
-def lay_over(lower, upper, below_, items, index, over, n_items, out):
-    """`over` where an item is in the row's index, `below_` elsewhere."""
+def lay_over(lower, upper, below_, items, index, over, n_items, add, out):
+    """`over` where an item is in the row's index, added to `below_` or in its place; `below_` elsewhere."""
     for row in range(lower, upper):
         where = np.full(n_items, -1, dtype=np.int32)
         for i in range(index.shape[1]):
             if index[row, i] >= 0:
                 where[index[row, i]] = i
         for position in range(items.shape[1]):
-            i = where[items[row, position]]
-            out[row, position] = over[row, i] if i >= 0 else below_[row, position]
+            value, i = below_[row, position], where[items[row, position]]
+            if i >= 0:
+                value = value + over[row, i] if add else over[row, i]
+            out[row, position] = value
 
 
 @parallel(over="slot")
@@ -332,20 +352,18 @@ def toss(lower, upper, keys, value, bias, out):
 def scatter_sum(lower, upper, index, value, table):
     """Add rows to a table in a fixed order; threads share out the columns, so the sum never varies."""
     width = table.shape[1]
-    for block in range(lower, upper):
-        low = block * 16
-        if low + 16 <= width:
-            for i in range(len(index)):
-                row = index[i]
-                if row >= 0:
-                    for column in range(16):
-                        table[row, low + column] += value[i, low + column]
-        else:
-            for i in range(len(index)):
-                row = index[i]
-                if row >= 0:
-                    for column in range(low, width):
-                        table[row, column] += value[i, column]
+    for i in range(len(index)):
+        row = index[i]
+        if row < 0:
+            continue
+        for block in range(lower, upper):
+            low = block * 16
+            if low + 16 <= width:  # so many that the compiler needs no loop
+                for column in range(16):
+                    table[row, low + column] += value[i, low + column]
+            else:
+                for column in range(low, width):
+                    table[row, column] += value[i, column]
 
 
 def in_order(index: Array, value: Array) -> bool:

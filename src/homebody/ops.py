@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.func import grad_and_value
 from torch.nn.functional import softplus
 
@@ -48,7 +50,7 @@ Tensors = tuple[Tensor, ...]
 class for_cohort:  # noqa: N801
     """Let one client's code call a function of whole cohorts (first dimension: clients), which is `cohort`.
 
-    It gives a tensor, or a tuple of them.
+    It gives a tensor, or a tuple of them. No gradient passes through it.
     """
 
     def __init__(self, cohort: Callable[..., Tensor | Tensors]) -> None:
@@ -66,21 +68,50 @@ class for_cohort:  # noqa: N801
 
             @staticmethod
             def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
-                stacked = []
-                for argument, dim in zip(arguments, in_dims, strict=True):
-                    if not isinstance(argument, Tensor):
-                        stacked.append(argument)
-                    elif dim is None:
-                        stacked.append(argument.expand(info.batch_size, *argument.shape))
-                    else:
-                        stacked.append(argument.movedim(dim, 0))
+                stacked = [_stacked(*given, info.batch_size) for given in zip(arguments, in_dims, strict=True)]
                 out = cohort(*stacked)
                 return out, 0 if isinstance(out, Tensor) else tuple(0 for _ in out)
 
         self._operation = Operation
 
     def __call__(self, *arguments: Any) -> Any:
+        top: Any = functorch.peek_interpreter_stack()
+        kind = None if top is None else top.key()
+        # torch's own way, an autograd function, takes several times as long as what most of these do for a few clients.
+        if kind == functorch.TransformType.Vmap and top.level() == 1:
+            return self._for_all(functorch.CVmapInterpreterPtr(top).batchSize(), arguments)
+        if kind == functorch.TransformType.Grad:
+            constants = [_below(argument, top.level()) for argument in arguments]
+            with temporarily_pop_interpreter_stack():
+                return self(*constants)
+        if kind is None and not any(isinstance(a, Tensor) and a.requires_grad for a in arguments):
+            return self._operation.forward(*arguments)
         return self._operation.apply(*arguments)  # type: ignore[no-untyped-call]
+
+    def _for_all(self, clients: int, arguments: tuple[Any, ...]) -> Any:
+        """What all clients of the vmap around give: it is the only transform that is under way."""
+        stacked = []
+        with temporarily_pop_interpreter_stack():
+            for argument in arguments:
+                dim = functorch.maybe_get_bdim(argument) if isinstance(argument, Tensor) else -1
+                stacked.append(_stacked(_below(argument, 1), None if dim < 0 else dim, clients))
+            out = self.cohort(*stacked)
+        if isinstance(out, Tensor):
+            return functorch._add_batch_dim(out, 0, 1)
+        return tuple(functorch._add_batch_dim(part, 0, 1) for part in out)
+
+
+def _below(argument: Any, level: int) -> Any:
+    """The same without the wrapper of this transform, if it has one."""
+    wrapped = isinstance(argument, Tensor) and functorch.maybe_get_level(argument) == level
+    return functorch.get_unwrapped(argument) if wrapped else argument
+
+
+def _stacked(argument: Any, dim: int | None, clients: int) -> Any:
+    """A tensor with one row per client, whatever dimension they were in, if in any; something else as it is."""
+    if not isinstance(argument, Tensor):
+        return argument
+    return argument.expand(clients, *argument.shape) if dim is None else argument.movedim(dim, 0)
 
 
 def single(value: float) -> np.float32:
@@ -190,25 +221,30 @@ def touched(items: Tensor, valid: Tensor, n_items: int) -> tuple[Tensor, Tensor]
 
 
 @for_cohort
-def _overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensor:
+def _overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int, add: bool) -> Tensor:
     if base.device.type == "cpu":
         out = torch.empty(items.shape, dtype=base.dtype)
-        kernels.lay_over(base.numpy(), items.numpy(), index.numpy(), over.numpy(), n_items, out.numpy())
+        given = (base.contiguous().numpy(), items.numpy(), index.numpy(), over.numpy())
+        kernels.lay_over(*given, n_items, add, out.numpy())
         return out
     where = torch.full((len(index), n_items + 1), -1, dtype=torch.int64, device=base.device)
     place = torch.arange(index.shape[1], device=base.device).expand_as(index)
     where.scatter_(1, torch.where(index < 0, n_items, index), place)
     slot = where.gather(1, items)
-    return torch.where(slot >= 0, over.gather(1, slot.clamp(min=0)), base)
+    value = over.gather(1, slot.clamp(min=0))
+    return torch.where(slot >= 0, base + value if add else value, base)
 
 
-def overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensor:
-    """`base`, one number for each of `items`, with `over` in place of those that are in `index`.
+def overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int, *, add: bool = False) -> Tensor:
+    """`base`, one number for each of `items`, with `over` in place of those that are in `index`; add: added to them.
 
-    >>> overlay(torch.zeros(3), torch.tensor([7, 8, 9]), torch.tensor([8, -1]), torch.tensor([5.0, 6.0]), 10)
-    tensor([0., 5., 0.])
+    >>> over = torch.tensor([5.0, 6.0])
+    >>> overlay(torch.ones(3), torch.tensor([7, 8, 9]), torch.tensor([8, -1]), over, 10)
+    tensor([1., 5., 1.])
+    >>> overlay(torch.ones(3), torch.tensor([7, 8, 9]), torch.tensor([8, -1]), over, 10, add=True)
+    tensor([1., 6., 1.])
     """
-    return _overlay(base, items, index, over, n_items) if index.shape[-1] else base
+    return _overlay(base, items, index, over, n_items, add) if index.shape[-1] else base
 
 
 @for_cohort

@@ -116,6 +116,34 @@ def test_what_cannot_be_listed_or_signed_is_refused_and_nothing_is_written(place
     assert "signed already" in refused("keys", "sign-roster", "out", *key, "--out", "twice")
 
 
+def test_a_server_passes_a_roster_on_and_says_who_is_left_out(place: Path) -> None:
+    stages = ("--stage", "clip:norm=1", "--stage", "skellam:z=2", "--stage", "secure-sum")
+    ran("server", "init", "server", "--method", "fedmf", *stages)
+    for name in ("a", "b", "c", "d"):
+        if name == "d":
+            ran("client", "init", name, "--server", "127.0.0.1:9092")
+        ran("keys", "add", "server", f"{name}/device.pub", "--name", name)
+    assert answered("server", "roster", "server") == {"roster": None}
+    status = answered("server", "status", "server")
+    assert status["roster"] is None
+    assert status["assumes"][-1].startswith("No roster: devices with a key for one take no part")
+    for number in (5, 6):
+        ran("keys", "roster", *DEVICES, "--out", f"{number}.bin", "--number", number)
+        ran("keys", "sign-roster", f"{number}.bin", "--key", "signer/signer.key", "--out", f"{number}.signed")
+    assert "not signed" in refused("server", "roster", "server", "6.bin")
+    given = answered("server", "roster", "server", "6.signed")
+    assert (given["roster"]["number"], given["roster"]["devices"], given["unlisted"]) == (6, 3, ["d"])
+    assert "which is newer than 5" in refused("server", "roster", "server", "5.signed")
+    assert "not asked in secure sums: d." in ran("server", "roster", "server")
+    text = ran("server", "status", "server")
+    assert "Roster 6 names 3 devices." in text
+    assert "never a single vector" in text
+    ran("server", "backup", "server", "backup.sqlite")
+    Path("server/server.sqlite").unlink()
+    ran("server", "restore", "server", "backup.sqlite")
+    assert answered("server", "roster", "server")["roster"] == given["roster"]
+
+
 def test_a_device_is_not_made_with_a_wrong_key(place: Path) -> None:
     init = ("client", "init", "new", "--server", "127.0.0.1:9092", "--roster-key")
     assert "`homebody keys signer` makes one" in refused(*init, __file__)

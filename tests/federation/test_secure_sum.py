@@ -12,15 +12,19 @@ import pytest
 import torch
 
 from homebody.core import Cohort
+from homebody.data.partitions import everything
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
 from homebody.federation.device.sums import Sums
 from homebody.federation.secure_sum.collector import Collector
 from homebody.federation.secure_sum.messages import EXCHANGES
+from homebody.federation.secure_sum.together import add_up
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.task import Task
+from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
+from homebody.simulation import Simulator
 
 METHODS = {"fedmf": {"factors": 4}, "pfedrec": {"factors": 4}, "fedials": {"factors": 4}}
 RANGE = ["secure-sum:range=1000"]
@@ -255,3 +259,25 @@ def test_what_a_server_cannot_do_is_refused_before_it_starts() -> None:
     ):
         with pytest.raises(HomebodyError, match=match):
             ServerPlan(replace(PLAN, stages=stages, cohort=cohort)).method()
+
+
+@pytest.mark.parametrize("stages", [RANGE, NOISY.stages, ["clip:norm=1", "secure-sum"]])
+def test_a_plain_simulation_has_the_conversation_of_devices(
+    people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, stages: list[str]
+) -> None:
+    sums = list[int]()
+
+    def counted(vectors: Any, *given: Any) -> Any:
+        sums.append(len(vectors))
+        return add_up(vectors, *given)
+
+    monkeypatch.setattr("homebody.federation.secure_sum.together.add_up", counted)
+    split, recipe = everything(people(), seed=5), replace(PLAN, stages=stages)
+    plain, fused = (
+        fit(recipe.build(), Simulator(split, fused=how), rounds=2, seed=5, evaluate_every=0) for how in (False, True)
+    )
+    assert sums == [7, 7]
+    noise = recipe.build().uplink.among(7).deviation(1, 7)
+    for name, value in fused.shared.items():
+        # Means over 7 people; each of two rounds adds noise, and rounding to steps.
+        torch.testing.assert_close(plain.shared[name], value, rtol=0, atol=1e-4 + 12 * noise / 7)

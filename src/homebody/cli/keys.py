@@ -178,7 +178,7 @@ def sign_roster(
         as_json,
         *fingerprints.values(),
         f"{out} is {_called(roster)}, signed.",
-        f"Give it to every device: homebody client roster DIR {out}",
+        f"Give it to the server's operator: homebody server roster DIR {out}",
     )
 
 

@@ -155,6 +155,46 @@ def items(
 
 
 @app.command()
+def roster(
+    folder: Dir,
+    file: Annotated[
+        Path | None,
+        Argument(help="A roster that `homebody keys sign-roster` wrote; without one, the present roster is shown."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Give devices a signed roster: in secure sums, only its devices take part from now on. The server may be running.
+
+    Devices that know the signer's key check it; the server only passes it on.
+    """
+    from homebody.federation.secure_sum.roster import LONGEST
+    from homebody.federation.server.plan import opened
+    from homebody.federation.server.rosters import put_roster, stored_roster, unlisted
+    from homebody.federation.service.text import read_file
+
+    with opened(folder) as (_, records):
+        if file is not None:
+            put_roster(records, read_file(file, LONGEST + 1))
+        current = stored_roster(records)
+        others = [] if current is None else [device.name for device in unlisted(current, records.devices())]
+    if current is None:
+        options.answer(
+            {"roster": None},
+            as_json,
+            f"No roster: devices with a roster key take no part in a secure sum. Give one: homebody server roster "
+            f"{folder} roster.signed",
+        )
+        return
+    held = {"number": current.number, "run": current.run, "digest": current.digest, "devices": len(current.devices)}
+    options.answer(
+        {"roster": held, "unlisted": others},
+        as_json,
+        f"Roster {current.number} of {several(len(current.devices), 'device')}, digest {current.digest}.",
+        *([f"Not in it, and not asked in secure sums: {', '.join(others)}."] if others else []),
+    )
+
+
+@app.command()
 def backup(folder: Dir, file: Annotated[Path, Argument(help="The file to write; it must not exist.")]) -> None:
     """Back up the server's state to one SQLite file. The server may be running."""
     from homebody.federation.server.admin import backup
@@ -208,6 +248,7 @@ def _print_status(folder: Path, state: dict[str, Any]) -> None:
         f"rounds {state['rounds']} of {state['planned']}; {several(state['items'], 'item')}",
         f"ε certified, one user, so far: {certified}; δ = {state['delta']:g}",
     )
+    say(console, *state["assumes"])
     if last := state["measured"]:
         shown = [name for name in (state["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
         said = measured({name: last["metrics"][name] for name in shown}, last["errors"])

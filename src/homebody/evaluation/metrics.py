@@ -68,12 +68,29 @@ def place(scores: Tensor, question: Question) -> dict[str, Places]:
     >>> found[""].rank.tolist(), found["full/"].rank.tolist(), found[""].auc.tolist()
     ([[1]], [[2]], [0.75])
     """
+    return {kind: _places(counts) for kind, counts in _counted(scores, question).items()}
+
+
+class _Counts(NamedTuple):
+    """Of each question: its relevant items, and what the kernels count for them."""
+
+    relevant: Tensor
+    """(Q, P)"""
+    above: Tensor
+    """(Q, P) how many others score no less than each relevant item."""
+    tied: Tensor
+    """(Q, P) how many score the same."""
+    others: Tensor
+    """(Q,) how many others there are."""
+
+
+def _counted(scores: Tensor, question: Question) -> dict[str, _Counts]:
+    """What `place` counts, before it is turned into places."""
     count = kernels if scores.device.type == "cpu" else _Plain
-    out = {"": _places(question.relevant, *count.among(scores, question.owner, question.relevant, question.candidates))}
+    counted = {"": count.among(scores, question.owner, question.relevant, question.candidates)}
     if question.seen is not None:
-        counted = count.in_catalogue(scores, question.owner, question.relevant, question.seen)
-        out["full/"] = _places(question.relevant, *counted)
-    return out
+        counted["full/"] = count.in_catalogue(scores, question.owner, question.relevant, question.seen)
+    return {kind: _Counts(question.relevant, *counts) for kind, counts in counted.items()}
 
 
 class _Plain:
@@ -100,8 +117,8 @@ class _Plain:
         return torch.stack(above, 1), torch.stack(tied, 1), there.sum(1)
 
 
-def _places(relevant: Tensor, above: Tensor, tied: Tensor, others: Tensor) -> Places:
-    """From how many others score no less than each relevant item, and how many the same."""
+def _places(counts: _Counts) -> Places:
+    relevant, above, tied, others = counts
     there = relevant >= 0
     count = there.sum(1)
     order = torch.arange(relevant.shape[1], device=relevant.device)
@@ -228,12 +245,13 @@ def summarise(
     users: dict[str, list[Users]] = {}
     wrong: dict[str, list[Tensor]] = {}
     for block in blocks:
+        scores = block.scores.detach().contiguous()  # once for all questions
         for held, question in block.asked.items():
             users.setdefault(held, []).append(block.users[question.owner.cpu().numpy()])
             if question.ratings is not None:
-                wrong.setdefault(held, []).append(errors(block.scores, question).cpu())
-            for kind, places in place(block.scores, question).items():
-                values.setdefault(held, {}).setdefault(kind, _Measured(cutoffs)).add(places)
+                wrong.setdefault(held, []).append(errors(scores, question).cpu())
+            for kind, counts in _counted(scores, question).items():
+                values.setdefault(held, {}).setdefault(kind, _Measured(cutoffs)).add(counts)
     metrics: dict[str, float] = {}
     per_user: dict[str, Tensor] = {}
     names = [*(f"{name}@{k}" for name in METRICS for k in cutoffs), "auc", "rank"]
@@ -268,16 +286,16 @@ class _Measured:
 
     def __init__(self, cutoffs: Sequence[int]) -> None:
         self._cutoffs = cutoffs
-        self._waiting: list[Places] = []
+        self._waiting: list[_Counts] = []
         self._tables: list[Tensor] = []
 
-    def add(self, places: Places) -> None:
+    def add(self, counts: _Counts) -> None:
         """Blocks are measured together: a metric of few users takes as long as one of many. Those of another width
         are not, for sums over rows of zeros may round differently."""
-        if self._waiting and places.rank.shape[1] != self._waiting[0].rank.shape[1]:
+        if self._waiting and counts.relevant.shape[1] != self._waiting[0].relevant.shape[1]:
             self._measure()
-        self._waiting.append(places)
-        if sum(waiting.rank.numel() for waiting in self._waiting) > TOGETHER:
+        self._waiting.append(counts)
+        if sum(waiting.relevant.numel() for waiting in self._waiting) > TOGETHER:
             self._measure()
 
     def table(self) -> Tensor:
@@ -286,7 +304,7 @@ class _Measured:
 
     def _measure(self) -> None:
         if self._waiting:
-            places = Places(*map(torch.cat, zip(*self._waiting, strict=True)))
+            places = _places(_Counts(*map(torch.cat, zip(*self._waiting, strict=True))))
             at = [metric(places, k) for metric in METRICS.values() for k in self._cutoffs]
             self._tables.append(torch.stack([*at, places.auc.double(), places.rank[:, 0].double()]).cpu())
             self._waiting = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
@@ -91,6 +92,8 @@ class SumTask:
 
     terms: Terms
     exchange: Exchange
+    roster: str = ""
+    """The digest of the server's roster of devices; empty: it has none."""
 
     @property
     def digest(self) -> bytes:
@@ -103,15 +106,18 @@ class SumTask:
         try:
             if {*said} == {"helper"}:
                 return HelpedTask(HelperEpoch.read(said["helper"]))
-            if {*said} != {"terms", "exchange"} or said["exchange"] not in EXCHANGES:
+            if {*said} - {"roster"} != {"terms", "exchange"} or said["exchange"] not in EXCHANGES:
                 raise ValueError("other names")
-            return cls(Terms.decode(bytes.fromhex(said["terms"])), said["exchange"])
+            if not re.fullmatch("[0-9a-f]{32}|", said.get("roster", "")):
+                raise ValueError("no digest")
+            return cls(Terms.decode(bytes.fromhex(said["terms"])), said["exchange"], said.get("roster", ""))
         except (ValueError, TypeError, HomebodyError) as error:
             raise wire.Malformed("The letter's description of a secure sum is not as it should be.") from error
 
     def to_json(self) -> dict[str, str]:
         """The inverse of `read`."""
-        return {"terms": self.terms.encode().hex(), "exchange": self.exchange}
+        named = {"roster": self.roster} if self.roster else {}
+        return {"terms": self.terms.encode().hex(), "exchange": self.exchange, **named}
 
 
 @dataclass(frozen=True, kw_only=True)

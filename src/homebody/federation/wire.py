@@ -24,6 +24,7 @@ from homebody.rng import Rng
 
 __all__ = [
     "QUESTION",
+    "ROSTER",
     "SUM",
     "Expected",
     "Malformed",
@@ -48,8 +49,9 @@ MAGIC = b"HB"
 HEADER_BYTES = 1 << 20
 """The longest header: names and shapes, never what grows with a catalogue."""
 TENSORS = 256
-QUESTION, SUM = "question", "sum"
-"""The parts of a letter, and of its answer, that belong to an exchange of a secure sum."""
+QUESTION, SUM, ROSTER = "question", "sum", "roster"
+"""The parts of a letter, and of its answer, that belong to an exchange of a secure sum; and the signed list of devices
+that may take part, for whoever lacks it."""
 _PREFIX = struct.Struct("<2sHI")
 _KINDS = {
     torch.float32: "<f4",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from homebody import ops
@@ -121,7 +120,7 @@ class ItemTable(Method):
         if not self.dual:
             return common
         tuned = local["item"]
-        return common + ops.overlay(torch.zeros_like(common), items, tuned.index, tuned.value @ weight, tuned.size)
+        return ops.overlay(common, items, tuned.index, tuned.value @ weight, tuned.size, add=True)
 
     def row_rate(self, shared: Tree) -> float:
         return self.learning_rate * len(shared["item"]) * self.item_rate

@@ -139,14 +139,13 @@ before it.
             steps = fitting(entries)
             moved = reach_of_noise(noise.parties * noise.units(entries) / UNIT, entries)
             return Ring.fitted(people * longest(steps, entries) + moved, noise.step(entries), whole=True)
-        if facts.unknown or facts.noise_on_device or facts.reports or facts.responses:
+        if self._unbounded:
             what = facts.unknown or facts.hidden
             raise HomebodyError(
                 f"Parties add up whole numbers within a known range, and nothing bounds them after {what}: leave it "
                 "out, or use Skellam noise."
             )
-        given = facts.sum.range if facts.sum else None
-        largest = min((*facts.norms.values(), *(() if given is None else (given,))), default=None)
+        largest = self._largest
         if largest is None:
             raise HomebodyError(
                 "A secure sum needs to know how large a number may be: put a Clip before it, or give its range, as in "
@@ -157,6 +156,25 @@ before it.
             return Ring.fitted(people * largest / facts.grid.step + noise_steps, facts.grid.step, whole=True)
         steps = finest(people)
         return Ring.fitted(people * (steps + 1), largest / steps, largest=largest)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether parties add up messages of this channel between them, in a secure sum without a helper. In a
+        simulation a channel may promise a secure sum of numbers that no `ring` holds."""
+        numbers = self.facts.skellam is not None or (self._largest is not None and not self._unbounded)
+        return self.facts.secret and not self.facts.helped and numbers
+
+    @property
+    def _largest(self) -> float | None:
+        """The largest number of a message, if something bounds it."""
+        given = self.facts.sum.range if self.facts.sum else None
+        return min((*self.facts.norms.values(), *(() if given is None else (given,))), default=None)
+
+    @property
+    def _unbounded(self) -> bool:
+        """Whether numbers of a message may leave any bound that was set before."""
+        facts = self.facts
+        return bool(facts.unknown or facts.noise_on_device or facts.reports or facts.responses)
 
     def party(self, updates: Sequence[Update], ring: Ring, rng: Rng) -> Numbers:
         """What one party gives to a secure sum: the updates of its people, added up, and its share of the noise.

@@ -13,9 +13,9 @@ from homebody import ops
 from homebody.core import Cohort, Collected, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import HomebodyError
 from homebody.methods.kernels import kernel_of
-from homebody.privacy import Charge
+from homebody.privacy import Channel, Charge
 from homebody.privacy.grid import STEPS, summed_steps
-from homebody.privacy.ring import entries_of
+from homebody.privacy.ring import Numbers, entries_of
 from homebody.rng import Rng
 from homebody.simulation.clients import SAMPLES_AT_ONCE, Clients
 
@@ -31,6 +31,7 @@ class Simulator(Clients):
     """Runs a method for a whole population.
 
     fused: also draw the sum of all devices' noise at once, which has the same distribution as the sum of each one's.
+    Without it, clients of a secure sum mask their messages and open the sum as devices do, each a party of its own.
     """
 
     simulated = True
@@ -64,18 +65,24 @@ class Simulator(Clients):
         most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
         together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
         mixed = self.fused and kernel.mixed(method)
+        rounding = rng.private.fold("ring")
+        vectors: list[Numbers] | None = [] if not self.fused and uplink.adds_up else None
         for users, width in self._store.groups(cohort.users, together, most, mixed=mixed):
             update, state, request = self._work(method, shared, users, width, rng, summed=summed)
             self._store.put(users, state)
             if "loss" in state:
                 losses.append(state["loss"].sum())
-            bytes_up += _add(update, {} if reads else sums, whole=method.uplink.fills)
+            if vectors is not None:
+                vectors += _vectors(uplink, update, cohort.size, rounding)
+            bytes_up += _add(update, {} if reads or vectors is not None else sums, whole=method.uplink.fills)
             if reads:
                 method.uplink.read(update, sums)
             rows, spared = _requested(request, shared)
             requests, bytes_down = requests + 4 * rows, bytes_down - spared
         if method.scoring.parameters == "base":
             self._remember(shared, cohort.users, step)
+        if vectors:
+            sums = _added_up(uplink, vectors, cohort.size, {name: value.shape[1:] for name, value in update.items()})
         if at_once:
             sums = method.uplink.noise_of_many(sums, len(cohort.users), rng.private.fold("uplink"))
             # Each device would have sent its noise in every coordinate.
@@ -103,6 +110,23 @@ class Simulator(Clients):
             if name.startswith("base/"):
                 _, step, key = name.split("/", 2)
                 self._bases.setdefault(int(step), {})[key] = value.to(self.device)
+
+
+def _vectors(channel: Channel, messages: Tree, people: int, rng: Rng) -> list[Numbers]:
+    """What each of these clients gives to a secure sum, as a party of its own: its message in whole numbers."""
+    clients = len(next(iter(messages.values())))
+    each = [{name: value[at] for name, value in messages.items()} for at in range(clients)]
+    ring = channel.ring(entries_of(each[0]), people)
+    return [ring.encode(message, Rng(rng.next_key())) for message in each]
+
+
+def _added_up(channel: Channel, vectors: Sequence[Numbers], people: int, shapes: Mapping[str, tuple[int, ...]]) -> Tree:
+    """The sum that a server opens, by the conversation that devices have."""
+    from homebody.federation.secure_sum.together import add_up
+
+    assert channel.facts.sum is not None
+    ring = channel.ring(len(vectors[0]), people)
+    return ring.decode(add_up(vectors, ring.width, channel.facts.sum.shares), shapes)
 
 
 def _add(update: Tree, sums: Tree, *, whole: bool) -> int:

@@ -163,6 +163,8 @@ def test_what_is_said_of_a_server(tmp_path: Path, items: str) -> None:
         "epsilon": {"server": 0.0, "clients": 0.0, "public": 0.0},
         "delta": 1e-6,
         "proxies": [],
+        "assumes": [],
+        "roster": None,
         "resting": None,
         "measured": None,
         "selects": "valid/ndcg@10",

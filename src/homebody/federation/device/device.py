@@ -43,6 +43,7 @@ from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.secure_sum.helped import HelpedParty, HelpedTerms, noise_depth
 from homebody.federation.secure_sum.messages import BadMessage
+from homebody.federation.secure_sum.roster import BadRoster
 from homebody.federation.task import HelpedTask, SumTask, Task, measurements, measuring
 from homebody.federation.views import views_of
 from homebody.privacy import Budget, Channel, Charge
@@ -169,7 +170,8 @@ class Device:
             if self.stuck:
                 raise HomebodyError("The device is restarting: ask again.")
             # From here on other errors may name a person or a folder, which must not leave the device.
-            sayable, otherwise = (wire.Malformed, TooLarge, OutOfTime, BadMessage), "The device cannot answer this now."
+            sayable = (wire.Malformed, TooLarge, OutOfTime, BadMessage, BadRoster)
+            otherwise = "The device cannot answer this now."
             about = {"do": task.do, "release": task.release}
             reply, answers = self._answer(task, parts, until)
         except sayable as error:
@@ -296,12 +298,13 @@ class Device:
         from homebody.federation.secure_sum.party import Party
 
         assert isinstance(task.sum, SumTask)
-        key = load_private((self.home.path / "device.key").read_bytes())
+        key, fewest = load_private((self.home.path / "device.key").read_bytes()), self.home.settings.fewest
+        known = self.home.roster.known(task.run)
         if (state := self.home.sums.get(task.sum)) is not None:
-            return Party.of_state(state, key)
+            return Party.of_state(state, key, fewest=fewest, known=known)
         if task.sum.exchange != "keys":
             raise BadMessage("This device has no part in this attempt at a secure sum: begin another.")
-        return Party.join(task.sum.terms, task.first, key)
+        return Party.join(task.sum.terms, task.first, key, fewest=fewest, known=known)
 
     def _finish(self, task: Task, assignment: Assignment, people: Sequence[int]) -> list[Finished]:
         """The updates of all who take part, each charged before the work."""
@@ -354,7 +357,20 @@ class Device:
             models.put_shared(task.shared, parts["shared"])
         if models.shared(task.shared) is None:
             return "shared"
-        return "items" if len(items) < task.n_items else ""
+        if len(items) < task.n_items:
+            return "items"
+        return wire.ROSTER if isinstance(task.sum, SumTask) and self._lacks_roster(task.sum, parts) else ""
+
+    def _lacks_roster(self, asked: SumTask, parts: Mapping[str, bytes]) -> bool:
+        """Whether the device must be sent the server's roster; one that comes is kept, or refused. Without a key to
+        check rosters with, it wants none."""
+        known = self.home.roster
+        if not known.required or not asked.roster:
+            return False
+        if wire.ROSTER in parts and known.accept(parts[wire.ROSTER]).digest != asked.roster:
+            raise wire.Malformed("The roster is not the one that the letter names.")
+        current = known.current()
+        return current is None or current.digest != asked.roster
 
     def _estimate(self, task: Task, people: int) -> Work:
         """Upper bounds of what the task takes, and of the toy that kernels are compiled with."""
@@ -422,12 +438,14 @@ class Device:
 
     def _certain(self, method: Method) -> Method:
         """The method with a channel of which this device can be certain, to charge by: it cannot know that others
-        report honestly, so it counts on no shuffle; nor that parties of a secure sum are other people's devices, so it
-        counts on its own noise alone. A helper's noise does not depend on others, and the device chose its proxy."""
+        report honestly, so it counts on no shuffle; nor, without a roster, that parties of a secure sum are other
+        people's devices, so it counts on its own noise alone. A helper's noise does not depend on others, and the
+        device chose its proxy."""
         channel, facts = method.uplink, method.uplink.facts
-        if not facts.hides_senders or facts.helped:
+        doubted = (facts.shuffle, None if self.home.roster.required or facts.helped else facts.sum)
+        if doubted == (None, None):
             return method
-        stages = (stage for stage in channel.stages if stage not in (facts.shuffle, facts.sum))
+        stages = (stage for stage in channel.stages if stage not in doubted)
         return replace(method, uplink=channel.with_stages(*stages))  # type: ignore[type-var]
 
     def _ring(self, task: Task, channel: Channel, entries: int) -> Ring:

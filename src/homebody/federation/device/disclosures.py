@@ -112,6 +112,7 @@ def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float, *, r
     from homebody.privacy import OBSERVERS, Observer, Unit
     from homebody.privacy.assumptions import OWN_NOISE
     from homebody.privacy.mechanisms import BETWEEN_PARTIES
+    from homebody.privacy.secure_sum import SEMI_HONEST
 
     rows = []
     for observer in get_args(Observer):
@@ -120,6 +121,7 @@ def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float, *, r
                 continue
             bound = ledger.epsilon(observer, unit, delta=delta)
             row = {"observer": observer, "unit": unit, "epsilon": bound.epsilon, "accountant": bound.accountant}
-            notes = [OWN_NOISE if note == BETWEEN_PARTIES and not rostered else note for note in bound.notes]
+            rests_on = [BETWEEN_PARTIES, SEMI_HONEST] if rostered else [OWN_NOISE]
+            notes = [each for note in bound.notes for each in (rests_on if note == BETWEEN_PARTIES else [note])]
             rows.append({**row, "notes": notes})
     return rows

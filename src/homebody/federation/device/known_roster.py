@@ -94,7 +94,7 @@ class KnownRoster:
         if roster is None:
             raise BadRoster(
                 "This device takes part in a secure sum among devices of a signed roster only, and has none yet: give "
-                "it one with `homebody client roster`."
+                "the server one with `homebody server roster`."
             )
         if roster.run not in ("", run):
             raise BadRoster("The roster of this device is for another run.")

@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise HomebodyError("A secure sum among devices needs the extra: pip install 'homebody[deploy]'.") from error
 
-__all__ = ["fingerprint_of", "holds", "identity_of", "load_public_key", "sign_statement"]
+__all__ = ["fingerprint_of", "holds", "identity_of", "load_public_key", "new_key", "sign_statement"]
 
 
 def identity_of(key: ec.EllipticCurvePublicKey) -> bytes:
@@ -32,6 +32,11 @@ def identity_of(key: ec.EllipticCurvePublicKey) -> bytes:
     if not isinstance(key.curve, ec.SECP384R1):
         raise HomebodyError("A device's key is an elliptic one (ECDSA P-384): `homebody keys device` makes one.")
     return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """A key such as a device signs with."""
+    return ec.generate_private_key(ec.SECP384R1())
 
 
 def fingerprint_of(identity: bytes) -> str:

@@ -26,14 +26,17 @@ from homebody.data.vocabularies import parse
 from homebody.database import Conflict, Database, connect
 from homebody.errors import HomebodyError, several
 from homebody.federation.schema import FeatureSchema
+from homebody.federation.secure_sum.roster import Roster
 from homebody.federation.server.letters import resting
 from homebody.federation.server.plan import FILE, ServerPlan, opened
 from homebody.federation.server.records import COMPONENT, LONGEST, Records
+from homebody.federation.server.rosters import stored_roster
 from homebody.federation.service.certificates import make_authority
 from homebody.federation.service.keys import make_report_key
 from homebody.federation.service.text import is_loopback, making, one_line
 from homebody.federation.views import views_of
 from homebody.files import is_held, sync_folder, write_new
+from homebody.privacy.assumptions import ROSTER, assumptions
 from homebody.report.record import jsonable
 from homebody.rng import Rng
 
@@ -302,7 +305,7 @@ def running(folder: Path) -> bool:
 
 def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
     """What `homebody server status` says."""
-    ledger, lines, method = records.ledger(), records.rounds(), plan.method()
+    ledger, lines, method, roster = records.ledger(), records.rounds(), plan.method(), stored_roster(records)
     rounds = plan.recipe.rounds or method.about.rounds
     report: dict[str, Any] = jsonable(
         {
@@ -318,11 +321,26 @@ def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
             "delta": plan.recipe.stated_at,
             "devices": [{name: getattr(device, name) for name in STATUS} for device in records.devices()],
             "proxies": [{"name": proxy.name, "added": proxy.added} for proxy in records.proxies()],
+            "assumes": _assumed(method, roster),
+            "roster": None if roster is None else {"number": roster.number, "devices": len(roster.devices)},
             "resting": resting(records.notes()),
             "counters": records.counters(),
         }
     )
     return report
+
+
+def _assumed(method: Method, roster: Roster | None) -> list[str]:
+    """What a secure sum shows to whom, and what that rests on; nothing without one."""
+    lines = list(assumptions(method.uplink))
+    if ROSTER not in lines:
+        return lines
+    if roster is None:
+        return [
+            *lines,
+            "No roster: devices with a key for one take no part, and others count on their own noise alone.",
+        ]
+    return [*lines, f"Roster {roster.number} names {several(len(roster.devices), 'device')}."]
 
 
 def _measured(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

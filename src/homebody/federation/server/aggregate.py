@@ -74,6 +74,8 @@ class Ask:
     """The question to a device, by its first number, in a secure sum."""
     share: float = 1.0
     """How much of the time that is left it may take."""
+    roster: bytes = b""
+    """The signed list of devices that may take part in a secure sum, if the server has one."""
 
 
 Answers = Iterable[tuple[int, Answer]]
@@ -237,6 +239,7 @@ class SumRoute:
     same; once the sum is open, nobody is asked any more.
 
     devices: all that are registered. blame: refuses an answer of the device of this first number, and says why.
+    roster: the signed list of devices that may take part; empty: the server has none.
     """
 
     proxied = False
@@ -249,10 +252,12 @@ class SumRoute:
         wanted: Mapping[str, wire.Expected],
         devices: Sequence[RegisteredDevice],
         blame: Callable[[int, str], None],
+        roster: bytes = b"",
     ) -> None:
         self._records, self._attempt, self._devices, self._blame = records, attempt, devices, blame
         self._channel, self._shapes = channel, {name: form.shape for name, form in wanted.items()}
         self._entries = sum(math.prod(shape) for shape in self._shapes.values())
+        self._roster = roster
 
     def left(self) -> float:
         return math.inf
@@ -264,16 +269,18 @@ class SumRoute:
         theirs = by_device(self._devices, users)
         collector = self._collector(task.run, theirs, None if stored is None else stored.state)
         people = {} if stored is None else stored.people
+        named = self._named()
         while (asked := collector.ask()) is not None:
             self._records.put_sum(self._attempt, people, collector.state(), None)
             gave, known = dict[int, int](), set(collector.faults)
             whom = [user for first in asked.own for user in theirs.get(first, ())]
             answers = yield Ask(
-                replace(task, sum=SumTask(collector.terms, asked.exchange)),
+                replace(task, sum=SumTask(collector.terms, asked.exchange, named)),
                 whom,
                 asked.needed,
                 questions=asked.question,
                 share=SHARES[asked.exchange],
+                roster=self._roster,
             )
             try:
                 collector.take(sent_by_devices(answers, theirs, gave))
@@ -289,6 +296,12 @@ class SumRoute:
         result = blob(collector.terms.encode()) + ring.pack(collector.result.numbers)
         self._records.put_sum(self._attempt, people, None, result)
         return self._opened(people, result)
+
+    def _named(self) -> str:
+        """The digest by which letters name the roster."""
+        from homebody.federation.server.rosters import read_roster
+
+        return read_roster(self._roster).digest if self._roster else ""
 
     def _collector(self, run: str, theirs: Mapping[int, Sequence[int]], state: bytes | None) -> Collector:
         from homebody.federation.flower.protocol import load_public

@@ -26,7 +26,7 @@ LONGEST_NAME = 64
 LONGEST_REFUSAL = 500
 """Characters of a device's sentence why it does not answer."""
 MOST_ITEMS = 2**31
-LACKS = frozenset({"shared", "items", "features"})
+LACKS = frozenset({"shared", "items", "features", wire.ROSTER})
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ class Node:
     items: int
     """How much of the catalogue it knows."""
     holds: set[str] = field(default_factory=set)
+    lacks: str = ""
+    """What it said last that it must receive first."""
 
 
 class Correspondence:
@@ -159,11 +161,13 @@ class Correspondence:
         update: Callable[[bytes], Tree] | None = None,
         needed: int = 0,
         questions: Callable[[int], bytes] | None = None,
+        roster: bytes = b"",
     ) -> Iterator[tuple[int, Answer]]:
         """Write to everyone concerned, and give the answers as they come, until the deadline.
 
         schema: the task's features, for whoever does not hold them. update: reads what one person sends.
-        questions: what an exchange of a secure sum asks of a device, by its first number.
+        questions: what an exchange of a secure sum asks of a device, by its first number. roster: the devices that may
+        take part in it, for whoever lacks that.
         needed: how many people must answer, in a secure sum how many devices. A device that is away is given up soon if
         there are enough others.
         Otherwise it is waited for until the deadline: a round that is given up has been charged, and is charged again.
@@ -192,6 +196,9 @@ class Correspondence:
                     parts["features"] = schema
                 if questions is not None:
                     parts[wire.QUESTION] = questions(state.device.first)
+                # Devices that were given no key to check it with never ask for it.
+                if roster and state.lacks == wire.ROSTER:
+                    parts[wire.ROSTER] = roster
                 header = replace(task, first=state.device.first, people=where[node]).header()
                 letters[node] = (task.kind, wire.encode_letter(header, parts))
                 digests[node] = wire.digest(letters[node][1])
@@ -317,6 +324,7 @@ class Correspondence:
             people = {"people": len(answer.people) + answer.unregistered, "registered": state.device.people}
             self._log("more people than registered", device=state.device.fingerprint[:12], **people)
         state.active, state.items, state.holds = list(answer.people), answer.items, set(answer.holds)
+        state.lacks = answer.lacks
         return True
 
     def _rest(self, people: Collection[int]) -> None:
@@ -325,6 +333,13 @@ class Correspondence:
             self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
             self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
         self._sent_to_rest.update(people)
+
+    def wake(self) -> None:
+        """Ask everybody again who was left alone: what their devices refused has changed."""
+        if self._resting:
+            self._resting.clear()
+            self._rests.clear()
+            self._records.note("resting", "{}")
 
     def _tell_rests(self) -> None:
         """Log who was sent to rest since this was told last, and note for whoever asks how many rest until when."""

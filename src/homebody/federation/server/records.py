@@ -42,6 +42,8 @@ PART = 1 << 24
 """Bytes of a checkpoint in one row: both databases end at a gigabyte a row, tables of items do not."""
 LONGEST = 500
 """Characters of a name or an id: PostgreSQL finds no longer ones again."""
+_FEATURES, _ROSTER = 0, 1
+"""Rows of the table `sheet`: what every device is sent, encoded."""
 MOST_PEOPLE = 1_000_000
 """The most people on one device, to catch a typing mistake."""
 _SCHEMA = """
@@ -390,12 +392,19 @@ class Records:
 
     def put_features(self, content: bytes) -> None:
         """Store the feature schema; once, when a server is made."""
-        self.database.put("sheet", number=0, content=content)
+        self.database.put("sheet", number=_FEATURES, content=content)
 
     def features(self) -> bytes | None:
         """The encoded feature schema; None: the model uses no features."""
-        row = self.database.one("SELECT content FROM sheet")
-        return None if row is None else bytes(row[0])
+        return self._sheet(_FEATURES)
+
+    def put_roster(self, content: bytes) -> None:
+        """Store the signed roster that devices are sent, in place of the one before."""
+        self.database.put("sheet", "number", number=_ROSTER, content=content)
+
+    def roster(self) -> bytes | None:
+        """The signed roster; None: the server has none."""
+        return self._sheet(_ROSTER)
 
     def ledger(self) -> Ledger:
         """The ledger in the same database, its chain verified."""
@@ -415,6 +424,10 @@ class Records:
         for part in range(count):
             query = "SELECT content FROM checkpoint_part WHERE checkpoint = ? AND part = ?"
             yield from (content for (content,) in self.database.execute(query, (checkpoint, part)).fetchall())
+
+    def _sheet(self, number: int) -> bytes | None:
+        row = self.database.one("SELECT content FROM sheet WHERE number = ?", number)
+        return None if row is None else bytes(row[0])
 
     def _number(self, query: str, *parameters: object) -> int:
         return int(self.database.one(query, *parameters)[0])

@@ -99,6 +99,7 @@ class Flower:
         self._step, self._keep, self._epochs, self._helper = 0, keep, epochs, helper
         self._method: Method | None = None
         self._measured: Users | None = None
+        self._roster, self._unlisted = "", ("", 0)
 
     def available(self, *, public: bool = False) -> Users:
         """The numbers of all people who are there, once there are enough of them."""
@@ -112,8 +113,9 @@ class Flower:
         said = False
         while True:
             self._letters.look_around(self._greeting())
-            numbers = self._letters.present()
-            devices = sum(bool(node.active) for node in self._letters.known.values()) if self._adds_up else FEWEST
+            numbers, devices = self._vouched() if self._adds_up else self._letters.present(), FEWEST
+            if self._adds_up:
+                devices = len(by_device(self._records.devices(), numbers))
             if len(numbers) >= self._plan.least_present and devices >= FEWEST:
                 return np.array(numbers, dtype=np.int64)
             if not said:
@@ -121,6 +123,24 @@ class Flower:
                 self._log("waiting", present=len(numbers), least=self._plan.least_present, **more)
                 said = True
             time.sleep(PAUSE)
+
+    def _vouched(self) -> list[int]:
+        """Those who are there and whose devices the roster names; all where there is none. In a secure sum with others,
+        devices that know the roster would take no part."""
+        from homebody.federation.server.rosters import stored_roster, unlisted
+
+        if (roster := stored_roster(self._records)) is None:
+            return self._letters.present()
+        if roster.digest != self._roster:
+            self._roster = roster.digest
+            self._letters.wake()  # devices may have refused for want of it
+        numbers, others = self._letters.present(), unlisted(roster, self._records.devices())
+        if others and self._unlisted != (about := (roster.digest, len(others))):
+            self._unlisted = about
+            marks = [device.fingerprint[:12] for device in others[:16]]
+            self._log("not in the roster", roster=roster.number, devices=len(others), first=marks)
+        aside = {number for device in others for number in range(device.first, device.first + device.people)}
+        return [number for number in numbers if number not in aside]
 
     def begin(self, method: Method, rng: Rng) -> None:
         wire.refuse_unfit(method, proxied=self._epochs is not None, helped=self._helper is not None)
@@ -247,7 +267,8 @@ class Flower:
                 assert self._helper is not None  # refused when the phase began
                 records, blame, deadline = self._records, self._letters.blame, self._plan.deadline
                 return HelpedRoute(records, attempt, channel, wanted, devices, blame, self._helper, deadline)
-            return SumRoute(self._records, attempt, channel, wanted, devices, self._letters.blame)
+            roster = self._records.roster() or b""
+            return SumRoute(self._records, attempt, channel, wanted, devices, self._letters.blame, roster)
         return LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
 
     def _fitted(self, method: Method, users: list[int]) -> Channel:
@@ -269,6 +290,7 @@ class Flower:
             update=asked.read,
             needed=asked.needed,
             questions=asked.questions,
+            roster=asked.roster,
         ):
             yield firsts[node], answer
 

@@ -1,0 +1,43 @@
+"""A secure sum whose parties are all in one process: the conversation that devices have, for simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from homebody.federation.secure_sum.collector import Collector, OpenedSum, talk
+from homebody.federation.secure_sum.identities import new_key
+from homebody.federation.secure_sum.messages import FEWEST, Terms
+from homebody.federation.secure_sum.party import Party
+from homebody.privacy.ring import Numbers
+
+__all__ = ["add_up"]
+
+
+def add_up(vectors: Sequence[Numbers], width: int, shares: tuple[float, float], attempt: str = "round") -> Numbers:
+    """The sum of one vector of each party, modulo 2^(8·width), as a server opens it.
+
+    shares: of the parties that must answer, and that may collude (`SecureSum.shares`).
+
+    >>> import numpy as np
+    >>> add_up([np.array([1, 2], dtype=np.uint64), np.array([3, 65535], dtype=np.uint64)], 2, (2 / 3, 0.1)).tolist()
+    [4, 1]
+    """
+    terms = Terms("simulation", attempt, len(vectors), len(vectors[0]), width, *shares, len(vectors))
+    fewest = min(FEWEST, len(vectors))
+    parties = [Party.join(terms, number, new_key(), fewest=fewest) for number in range(len(vectors))]
+    talking = talk(Collector(terms, {party.number: party.identity for party in parties}))
+    asked = next(talking)
+    while True:
+        answers = (
+            (
+                number,
+                parties[number].answer(asked.exchange, asked.question(number), partial(vectors.__getitem__, number)),
+            )
+            for number in asked.own
+        )
+        try:
+            asked = talking.send(answers)
+        except StopIteration as ended:
+            opened: OpenedSum = ended.value
+            return opened.numbers
