@@ -312,9 +312,13 @@ class Device:
         for number in people:
             try:
                 self._charge(task, assignment, number - task.first)
-                finished.append(Finished(number, *self._work_or_nothing(task, assignment, number - task.first)))
             except Exception as error:
                 self._log("declined", release=task.release, reason=_reason(error))
+                continue
+            try:
+                finished.append(Finished(number, *self._work(task, assignment, number - task.first)))
+            except Exception as error:
+                finished.append(Finished(number, *self._nothing(task, assignment, error)))
         return finished
 
     def _describes(self, task: Task) -> bool:
@@ -499,7 +503,10 @@ class Device:
         if given is not None:
             return given
         self._charge(task, assignment, slot)
-        update, state = self._work_or_nothing(task, assignment, slot)
+        try:
+            update, state = self._work(task, assignment, slot)
+        except Exception as error:
+            update, state = self._nothing(task, assignment, error)
         if task.epoch is None:
             answer, reports = wire.encode_tree(update, half=task.half), 0
         else:
@@ -510,13 +517,10 @@ class Device:
         outbox.finish(slot, task.run, task.counted, task.ask, step, base, content, answer, reports)
         return answer
 
-    def _work_or_nothing(self, task: Task, assignment: Assignment, slot: int) -> tuple[Update, PrivateState | None]:
-        """As `_work`; where it fails, the zero update through the same channel, so that nobody learns of it."""
-        try:
-            return self._work(task, assignment, slot)
-        except Exception as error:
-            self._log("nothing", release=task.release, reason=_reason(error))
-            return assignment.method.uplink.device(assignment.zero, SystemRng()), None
+    def _nothing(self, task: Task, assignment: Assignment, error: Exception) -> tuple[Update, None]:
+        """In place of work that failed: the zero update through the same channel, so that nobody learns of it."""
+        self._log("nothing", release=task.release, reason=_reason(error))
+        return assignment.method.uplink.device(assignment.zero, SystemRng()), None
 
     def _work(self, task: Task, assignment: Assignment, slot: int) -> tuple[Update, PrivateState | None]:
         """The update after the channel, and the state to keep. Histories and parameters may make it fail in any way."""

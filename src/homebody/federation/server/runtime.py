@@ -25,7 +25,6 @@ from homebody.federation.schema import FeatureSchema
 from homebody.federation.secure_sum.messages import FEWEST
 from homebody.federation.server.aggregate import (
     Answers,
-    Ask,
     LetterRoute,
     ProxyRoute,
     Route,
@@ -230,7 +229,19 @@ class Flower:
                 if answers is None:
                     end = time.monotonic() + min(self._plan.deadline, route.left())
                     self._await(users, needed, end)
-                answers = self._answers(asked, body, end, traffic)
+                now = time.monotonic()
+                answers = self._letters.letters(
+                    asked.task,
+                    body,
+                    asked.users,
+                    now + asked.share * (end - now),
+                    schema=self._schema.content,
+                    traffic=traffic,
+                    update=asked.read,
+                    needed=asked.needed,
+                    questions=asked.questions,
+                    roster=asked.roster,
+                )
         except StopIteration as done:
             summed: Summed = done.value
             return _Answers(summed, self._fitted(method, users), traffic[0] + summed.beside, traffic[1])
@@ -275,24 +286,6 @@ class Flower:
         """The method's channel, fitted to the devices that these people are on, and to a helper that adds the noise."""
         channel = method.uplink.noised_elsewhere()
         return channel.among(len(by_device(self._records.devices(), users))) if channel.facts.secret else channel
-
-    def _answers(self, asked: Ask, body: bytes, end: float, traffic: list[int]) -> Answers:
-        """Send what a conversation asks, and give the answers as they come."""
-        firsts = {node: state.device.first for node, state in self._letters.known.items()}
-        now = time.monotonic()
-        for node, answer in self._letters.letters(
-            asked.task,
-            body,
-            list(asked.users),
-            now + asked.share * (end - now),
-            schema=self._schema.content,
-            traffic=traffic,
-            update=asked.read,
-            needed=asked.needed,
-            questions=asked.questions,
-            roster=asked.roster,
-        ):
-            yield firsts[node], answer
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         self._measured = users = self._gathered()
@@ -348,8 +341,8 @@ class Flower:
         numbers = [number for state in there.values() for number in state.active]
         had, end = set(known), time.monotonic() + self._plan.deadline
         body = wire.encode_tree(shared, half=self._plan.half)
-        for node, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
-            known.add(there[node].device.fingerprint)
+        for device, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
+            known.add(device.fingerprint)
         if known != had:
             self._log("published", devices=len(known - had), items=self.catalogue.n_items)
         return known
