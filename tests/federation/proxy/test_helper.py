@@ -266,8 +266,20 @@ class TestRefusals:
         world, settings = helped
         client = asking(world.folder, settings)
         for status in (200, 200, 429):
-            world.number = os.urandom(16)
+            world.number, world.server = os.urandom(16), Device()
+            allow(world.folder, [world.server.file(world.folder)], server=True)
             assert world.begin(client).status_code == status
+
+    def test_a_server_has_one_sum_at_a_time(self, helped: Helped, asking: Asking) -> None:
+        """Its earlier sums are closed, and their keys and answers are gone."""
+        world, settings = helped
+        client = asking(world.folder, settings)
+        total = world.collected(world.epoch(client), world.devices)
+        assert world.set(client, total.request()).status_code == 200
+        first, world.number = world.number, os.urandom(16)
+        world.epoch(client)
+        assert [path.stem for path in (world.folder / "sums").iterdir()] == [world.number.hex()]
+        assert client.ask("GET", f"/v1/sums/{first.hex()}").status_code == 410
 
     def test_reports_are_not_taken_by_a_helper_alone(self, helped: Helped, asking: Asking) -> None:
         world, settings = helped

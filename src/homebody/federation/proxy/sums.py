@@ -67,14 +67,19 @@ class Sums:
         return {mark for (mark,) in self._db.execute("SELECT mark FROM servers").fetchall()}
 
     def open(self, epoch: bytes, server: bytes, terms: bytes, closes: float) -> str:
-        """Begin an epoch: `open`, also if it was begun with the same terms before; `conflict`, `closed` or `full`."""
+        """Begin an epoch: `open`, also if it was begun with the same terms before; `conflict`, `closed` or `full`.
+
+        A server has one sum at a time: its others are closed.
+        """
         row = self._db.one("SELECT server, terms, state FROM sums WHERE epoch = ?", epoch)
         if row is not None:
             if row[2] == _CLOSED:
                 return "closed"
             return "open" if (row[0], row[1]) == (server, terms) else "conflict"
-        (count,) = self._db.one("SELECT count(*) FROM sums WHERE state = ?", _OPEN)
-        if count >= MOST_OPEN:
+        query = "SELECT epoch FROM sums WHERE state = ? AND server = ?"
+        for (other,) in self._db.execute(query, (_OPEN, server)).fetchall():
+            self._close(other)
+        if self.count() >= MOST_OPEN:
             return "full"
         self._secrets.make(epoch)
         public = sodium.crypto_scalarmult_base(self._secrets.read(epoch))
@@ -110,14 +115,15 @@ class Sums:
         for epoch, closes in self._db.execute("SELECT epoch, closes FROM sums WHERE state = ?", (_OPEN,)).fetchall():
             lasted = time.monotonic() >= self._ends.setdefault(epoch, time.monotonic() + closes - now)
             if now >= closes or lasted:
-                self._ends.pop(epoch, None)
-                self._secrets.forget(epoch)
-                change = (
-                    "UPDATE sums SET state = ?, key = x'', terms = x'', opened = NULL, answer = NULL WHERE epoch = ?"
-                )
-                self._db.execute(change, (_CLOSED, epoch))
+                self._close(epoch)
                 closed.append(epoch)
         return closed
+
+    def _close(self, epoch: bytes) -> None:
+        self._ends.pop(epoch, None)
+        self._secrets.forget(epoch)
+        change = "UPDATE sums SET state = ?, key = x'', terms = x'', opened = NULL, answer = NULL WHERE epoch = ?"
+        self._db.execute(change, (_CLOSED, epoch))
 
     def tidy(self) -> None:
         """Delete keys that a kill left behind: of sums that are answered, closed, or were never begun."""

@@ -48,6 +48,7 @@ __all__ = [
     "bounds",
     "by_device",
     "largest",
+    "sent_by_devices",
 ]
 
 ROUNDING = 1.001
@@ -286,7 +287,7 @@ class SumRoute:
                 roster=self._roster,
             )
             try:
-                collector.take(_messages(answers, theirs, gave))
+                collector.take(sent_by_devices(answers, theirs, gave))
             finally:
                 for first in collector.faults.keys() - known:
                     self._blame(first, collector.faults[first])
@@ -340,7 +341,7 @@ def by_device(devices: Sequence[RegisteredDevice], users: Iterable[int]) -> dict
     return theirs
 
 
-def _messages(
+def sent_by_devices(
     answers: Answers, theirs: Mapping[int, Sequence[int]], gave: dict[int, int]
 ) -> Iterator[tuple[int, bytes]]:
     """What devices sent, and in `gave` how many of their people it is of."""

@@ -35,6 +35,7 @@ from homebody.federation.server.aggregate import (
     by_device,
     largest,
 )
+from homebody.federation.server.helped import HelpedRoute
 from homebody.federation.server.letters import PAUSE, Correspondence
 from homebody.federation.server.plan import NOBODY_PUBLIC, ServerPlan
 from homebody.federation.task import Task, asks, measuring, metric_names, telemetry
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from homebody.core import Newcomer, Recommended
     from homebody.federation.flower.link import Link
     from homebody.federation.server.epochs import Epochs
+    from homebody.federation.server.helper import HelperClient
     from homebody.federation.server.records import Records
 
 __all__ = ["Flower", "within_range"]
@@ -67,7 +69,8 @@ class Flower:
     """Sends the work of a round to the devices of its cohort, and adds up what comes back through the channel.
 
     plan: what letters say of the training, how long to wait, for how many, and what is let in. epochs: where reports
-    arrive that come through a proxy. schema: the features that devices know, where the method uses any.
+    arrive that come through a proxy. helper: who opens secure sums, where a method has a helper. schema: the features
+    that devices know, where the method uses any.
     """
 
     simulated = False
@@ -81,6 +84,7 @@ class Flower:
         *,
         keep: int | None = None,
         epochs: Epochs | None = None,
+        helper: HelperClient | None = None,
         schema: FeatureSchema | None = None,
         log: Callable[..., None] = lambda event, **facts: None,
     ) -> None:
@@ -91,7 +95,7 @@ class Flower:
         self.catalogue = self._schema.catalogue(records.n_items())
         self._letters = Correspondence(link, records, log, self._plan.most_faults)
         self._key, self._release = 0, records.notes().get("opened", "").partition(" ")[0].partition("#")[0]
-        self._step, self._keep, self._epochs = 0, keep, epochs
+        self._step, self._keep, self._epochs, self._helper = 0, keep, epochs, helper
         self._method: Method | None = None
         self._measured: Users | None = None
         self._roster, self._unlisted = "", ("", 0)
@@ -138,7 +142,7 @@ class Flower:
         return [number for number in numbers if number not in aside]
 
     def begin(self, method: Method, rng: Rng) -> None:
-        wire.refuse_unfit(method, proxied=self._epochs is not None)
+        wire.refuse_unfit(method, proxied=self._epochs is not None, helped=self._helper is not None)
         self._key, self._method = int(rng.key), method
 
     @property
@@ -270,13 +274,17 @@ class Flower:
         if facts.secret:
             attempt = task.counted + self._attempt().removeprefix(task.release)
             channel, devices = self._fitted(method, users), self._records.devices()
+            if facts.helped:
+                assert self._helper is not None  # refused when the phase began
+                records, blame, deadline = self._records, self._letters.blame, self._plan.deadline
+                return HelpedRoute(records, attempt, channel, wanted, devices, blame, self._helper, deadline)
             roster = self._records.roster() or b""
             return SumRoute(self._records, attempt, channel, wanted, devices, self._letters.blame, roster)
         return LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
 
     def _fitted(self, method: Method, users: list[int]) -> Channel:
-        """The method's channel, fitted to the devices that these people are on."""
-        channel = method.uplink
+        """The method's channel, fitted to the devices that these people are on, and to a helper that adds the noise."""
+        channel = method.uplink.noised_elsewhere()
         return channel.among(len(by_device(self._records.devices(), users))) if channel.facts.secret else channel
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
