@@ -120,7 +120,7 @@ def test_killed_at_any_moment(
     opened if an answer may have left."""
     world, settings = helped
     name = "open" if point == "begin" else point
-    original = getattr(sums.Sums, name)
+    original = getattr(sums.EpochSums, name)
 
     def killed(*given: Any) -> Any:
         if after:
@@ -130,7 +130,7 @@ def test_killed_at_any_moment(
     first = asking(world.folder, settings)
     if point == "begin":
         with monkeypatch.context() as patch:
-            patch.setattr(sums.Sums, name, killed)
+            patch.setattr(sums.EpochSums, name, killed)
             assert world.begin(first).status_code == 503
         first.close()
         second = asking(world.folder, settings)
@@ -139,7 +139,7 @@ def test_killed_at_any_moment(
         return
     total = world.collected(world.epoch(first), world.devices)
     with monkeypatch.context() as patch:
-        patch.setattr(sums.Sums, name, killed)
+        patch.setattr(sums.EpochSums, name, killed)
         assert world.set(first, total.request()).status_code == 503
     stored = first.service._store.sums.find(world.number, time.time())
     assert not isinstance(stored, str)

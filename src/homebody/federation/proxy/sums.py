@@ -17,7 +17,7 @@ from nacl import bindings as sodium
 from homebody.database import Database
 from homebody.federation.proxy.epoch_secrets import Secrets
 
-__all__ = ["TABLES", "StoredSum", "Sums"]
+__all__ = ["TABLES", "EpochSum", "EpochSums"]
 
 TABLES = """
 CREATE TABLE servers (mark BLOB PRIMARY KEY) WITHOUT ROWID;
@@ -31,7 +31,7 @@ MOST_OPEN = 64
 """Epochs that may be open at a time."""
 
 
-class StoredSum(NamedTuple):
+class EpochSum(NamedTuple):
     """An epoch that is open."""
 
     epoch: bytes
@@ -48,7 +48,7 @@ class StoredSum(NamedTuple):
     answer: bytes | None
 
 
-class Sums:
+class EpochSums:
     """The epochs of a helper. Changes are made within a transaction of the database."""
 
     def __init__(self, database: Database, folder: Path) -> None:
@@ -86,7 +86,7 @@ class Sums:
         self._db.put("sums", epoch=epoch, server=server, key=public, terms=terms, closes=closes, state=_OPEN)
         return "open"
 
-    def find(self, epoch: bytes, now: float) -> StoredSum | str:
+    def find(self, epoch: bytes, now: float) -> EpochSum | str:
         """An epoch that is open; or `unknown`, or `closed`."""
         query = "SELECT server, key, terms, closes, opened, answer, state FROM sums WHERE epoch = ?"
         row = self._db.one(query, epoch)
@@ -96,7 +96,7 @@ class Sums:
         secret = self._secrets.read(epoch)
         if state == _CLOSED or now >= closes or not (secret or answer):
             return "closed"
-        return StoredSum(epoch, server, key, terms, closes, b"" if answer else secret, opened, answer)
+        return EpochSum(epoch, server, key, terms, closes, b"" if answer else secret, opened, answer)
 
     def keep(self, epoch: bytes, opened: bytes, answer: bytes) -> tuple[bytes, bytes] | None:
         """Store the answer to the one set that is opened, unless there is one; returns what is stored, or None if the
