@@ -60,6 +60,19 @@ def test_an_operator_lets_a_device_in_without_loading_what_trains(tmp_path: Path
         assert not modules & (HEAVY - {"sqlite3", "numpy"})  # the database, and what Flower imports
 
 
+def test_a_roster_is_listed_and_signed_without_loading_what_trains(tmp_path: Path) -> None:
+    for words in (["signer", "signer"], *(["device", name] for name in ("a", "b", "c"))):
+        made = CliRunner().invoke(app, ["keys", words[0], str(tmp_path / words[1])], catch_exceptions=False)
+        assert made.exit_code == 0
+    keys = [str(tmp_path / name / "device.pub") for name in ("a", "b", "c")]
+    listed, signed = str(tmp_path / "roster.bin"), str(tmp_path / "roster.signed")
+    signer = str(tmp_path / "signer" / "signer.key")
+    for words in (["roster", *keys, "--out", listed], ["sign-roster", listed, "--key", signer, "--out", signed]):
+        text, modules = alone("keys", *words)
+        assert "3 devices" in text
+        assert not modules & HEAVY
+
+
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(monkeypatch, capsys, "--help")
     for name in ("run", "compare", "methods", "show", "recommend", "data", "account", "inspect", "audit"):

@@ -7,6 +7,7 @@ is killed.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ import torch
 
 from homebody.data import Population
 from homebody.federation.device.home import Home
+from homebody.federation.secure_sum.messages import EXCHANGES
 from homebody.federation.server.admin import opened
 from homebody.recipe import Recipe
 
@@ -355,3 +357,33 @@ def test_items_come_while_training_goes_on_and_a_device_was_away(few: Population
         told = [entry.release for entry in records.ledger().entries()]
     assert {release, f"{release}#2"} <= set(told)
     assert len(federation.shared()["item"]) == 48
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_devices_and_the_trainer_killed_in_every_exchange_of_a_secure_sum(
+    few: Population, world: Make, noisy: bool
+) -> None:
+    rng = np.random.default_rng(6)
+    stages = ["clip:norm=1", "skellam:z=2", "secure-sum"] if noisy else ["secure-sum:range=100"]
+    recipe = Recipe("fedmf", "devices", {"factors": 4}, stages=stages, rounds=30, seed=4, evaluate_every=0)
+    federation = world(few, 4, recipe, deadline=300.0)
+    federation.start(once=True)
+    kills = [(exchange, who) for exchange in EXCHANGES for who in ("device0", "trainer", "device2")]
+    for number, (exchange, who) in enumerate(kills):
+        count = federation.said("server", "sent", kind="train", exchange=exchange)
+        federation.wait_for("server", "sent", count + 1, kind="train", exchange=exchange)
+        time.sleep(rng.uniform(0, 0.05))
+        if who == "trainer":
+            os.kill(federation.trainer(), signal.SIGKILL)
+            federation.wait_for("server", "started", 2 + number // 3)
+        else:
+            federation.kill(who)
+            federation.start(who)
+        rounds = federation.said("server", "round")
+        federation.wait_for("server", "round", rounds + 1)
+    assert federation.finish() == 0
+    assert federation.said("server", "abandoned") == 0
+    federation.check(exact=not noisy)
+    with opened(federation.server) as (_, records):
+        assert [line["clients"] for line in records.rounds()] == [8] * 30
+        assert math.isfinite(records.ledger().epsilons(1e-6)["server"]) == noisy

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from homebody.core import Cohort
+from homebody.data import Population
 from homebody.data.partitions import everything
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
@@ -63,6 +64,36 @@ def test_devices_add_up_what_a_simulation_adds_up(
     assert one.records.counters() == {}
     kinds = [exchange_of(body) for _, kind, body in one.mail.letters if kind == "train"]
     assert kinds[:20] == [name for name in EXCHANGES for _ in HOMES]
+
+
+@pytest.mark.parametrize(("method", "most"), [("fedmf", 10), ("pfedrec", 10), ("fedials", 100)])
+def test_each_sum_is_the_simulators_to_a_step_for_each_person(
+    town: Callable[..., Any], twenty: Population, method: str, most: int
+) -> None:
+    """Four devices of five people of MovieLens-100K each. Rounding moves each person's numbers by a step at most."""
+    plan = Recipe(method, "devices", stages=[f"secure-sum:range={most}"], rounds=5, seed=5, evaluate_every=0)
+    one = town(twenty, (5, 5, 5, 5), plan)
+    simulator, runtime = Simulator(everything(twenty, seed=5)), one.runtime()
+    begin, collect, worst = runtime.begin, runtime.collect, list[float]()
+
+    def beginning(acting: Any, rng: Rng) -> None:
+        begin(acting, rng)
+        simulator.begin(acting, rng)
+
+    def collecting(acting: Any, shared: Any, cohort: Cohort, *more: Any) -> Any:
+        found = collect(acting, shared, cohort, *more)
+        wanted = simulator.collect(acting, shared, cohort, *more).total.sum
+        entries = sum(value.numel() for value in wanted.values())
+        step = acting.uplink.ring(entries, 20).step
+        apart = [float((found.total.sum[name] - value).abs().max()) for name, value in wanted.items()]
+        largest = max(float(value.abs().max()) for value in wanted.values())
+        worst.append((max(apart) - 1e-6 * largest) / step)  # numbers of 32 bits are rounded, too
+        return found
+
+    runtime.begin, runtime.collect = beginning, collecting
+    one.near(one.fit(runtime).shared, one.simulated().shared, tolerance=1e-4)
+    assert len(worst) == 5
+    assert max(worst) <= 20
 
 
 def test_the_server_reads_no_vector_of_one_device(town: Callable[..., Any], people: Callable[..., Any]) -> None:
@@ -120,6 +151,29 @@ def test_too_few_devices_open_nothing_and_a_new_attempt_is_charged_again(
     assert one.records.counters()["rounds_abandoned"] == 1
     # Its vector had left: the second has other noise, and is charged.
     assert one.own(0, 0) == ["train/1", "train/1"]
+
+
+@pytest.mark.parametrize("exchange", ["keys", "shares"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_before_a_vector_left_a_sum_is_begun_again_without_a_charge(
+    town: Callable[..., Any], people: Callable[..., Any], exchange: str, times: int
+) -> None:
+    """A few times: then the round is abandoned, and is another release with people drawn anew."""
+    one = town(people(), HOMES, replace(NOISY, rounds=1), quorum=0.5)
+    lost: list[str] = []
+
+    def twist(kind: str, letter: bytes, answer: bytes) -> bytes | None:
+        if exchange_of(letter) == exchange and len(lost) < 2 * times:
+            lost.append(kind)
+            return None
+        return answer
+
+    one.mail.twisted["mark0"] = one.mail.twisted["mark1"] = twist
+    one.fit()
+    assert one.told() == ["train/1", "train/1#2"][: 1 + times // 3]
+    assert one.own(0, 0) == ["train/1"]
+    counted = {"sums_begun_again": min(times, 2), "answers_missing": 2 * times}
+    assert one.records.counters() == (counted if times < 3 else {**counted, "rounds_abandoned": 1})
 
 
 class Killed(Exception):

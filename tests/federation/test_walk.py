@@ -19,7 +19,7 @@ import pytest
 from tests.federation.conftest import Mail
 
 from homebody.federation import wire
-from homebody.federation.server.aggregate import LetterRoute
+from homebody.federation.server import aggregate
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.simulation import clients
@@ -75,15 +75,10 @@ def test_a_devices_round_is_the_walk_of_the_architecture(
 
         monkeypatch.setattr(owner, name, watched)
 
-    def watch_sum(self: LetterRoute, *given: Any) -> Any:
-        seen.update({"homebody.federation.server.aggregate.LetterRoute.sum"} | chain(sys._getframe(1)))
-        return summed(self, *given)
-
     watch(Mail, "send")
     watch(clients, "train_many")
     watch(wire, "decode_update")
-    summed = LetterRoute.sum
-    monkeypatch.setattr(LetterRoute, "sum", watch_sum)
+    watch(aggregate, "Summed")  # the sum is formed
     left = Channel.device
 
     def leaves(self: Channel, *given: Any) -> Any:

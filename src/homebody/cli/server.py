@@ -63,17 +63,20 @@ def init(
         list[str] | None,
         Option("--view", help="A view that apps on devices hold, and the size of its vectors: taste=30; repeat."),
     ] = None,
+    helper_ca: Annotated[Path | None, Option(help="The ca.pem that signed the helper's certificate.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Create a server: its plan, its database, its catalogue and its keys."""
     from homebody.federation.server.admin import make
+    from homebody.federation.service.text import read_authority
     from homebody.recipe import Recipe, parse_fields
 
     typed: dict[str, Any] = {"rounds": rounds, "seed": seed, "held_out": held_out, "cohort": cohort}
     typed |= {"evaluate_every": evaluate_every, "stages": stages or [], "budget": budget, "delta": delta}
     recipe = Recipe(method, "devices", fields=parse_fields(method, settings or []), **typed)
     plan = ServerPlan(recipe, **given.values())
-    server = make(folder, plan, items, host or [], person_features or [], views or [])
+    authority = None if helper_ca is None else read_authority(helper_ca)
+    server = make(folder, plan, items, host or [], person_features or [], views or [], authority)
     lines = [f"A server for {method} is in {folder}; its catalogue has {several(server['items'], 'item')}."]
     if features := server.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())
@@ -84,6 +87,9 @@ def init(
     if plan.tls:
         lines.append(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
     lines.append(f"  homebody keys add {folder} device.pub --name NAME --people N")
+    if plan.helper:
+        lines.append(f"Give {server['helper_key']} to the operator of {plan.helper}, who lets it have sums opened:")
+        lines.append("  homebody proxy allow PROXY reports.pub --server")
     if plan.reports:
         among = several(server["shuffled_among"], "person", "people")
         lines.append(f"Give the same ca.pem to the proxy, whose next is {server['next']}, and get its reports.pub:")

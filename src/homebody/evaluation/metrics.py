@@ -71,7 +71,7 @@ def place(scores: Tensor, question: Question) -> dict[str, Places]:
     return {kind: _places(counts) for kind, counts in _counted(scores, question).items()}
 
 
-class _Counts(NamedTuple):
+class _RankCounts(NamedTuple):
     """Of each question: its relevant items, and what the kernels count for them."""
 
     relevant: Tensor
@@ -84,13 +84,13 @@ class _Counts(NamedTuple):
     """(Q,) how many others there are."""
 
 
-def _counted(scores: Tensor, question: Question) -> dict[str, _Counts]:
+def _counted(scores: Tensor, question: Question) -> dict[str, _RankCounts]:
     """What `place` counts, before it is turned into places."""
     count = kernels if scores.device.type == "cpu" else _Plain
     counted = {"": count.among(scores, question.owner, question.relevant, question.candidates)}
     if question.seen is not None:
         counted["full/"] = count.in_catalogue(scores, question.owner, question.relevant, question.seen)
-    return {kind: _Counts(question.relevant, *counts) for kind, counts in counted.items()}
+    return {kind: _RankCounts(question.relevant, *counts) for kind, counts in counted.items()}
 
 
 class _Plain:
@@ -117,7 +117,7 @@ class _Plain:
         return torch.stack(above, 1), torch.stack(tied, 1), there.sum(1)
 
 
-def _places(counts: _Counts) -> Places:
+def _places(counts: _RankCounts) -> Places:
     relevant, above, tied, others = counts
     there = relevant >= 0
     count = there.sum(1)
@@ -286,10 +286,10 @@ class _Measured:
 
     def __init__(self, cutoffs: Sequence[int]) -> None:
         self._cutoffs = cutoffs
-        self._waiting: list[_Counts] = []
+        self._waiting: list[_RankCounts] = []
         self._tables: list[Tensor] = []
 
-    def add(self, counts: _Counts) -> None:
+    def add(self, counts: _RankCounts) -> None:
         """Blocks are measured together: a metric of few users takes as long as one of many. Those of another width
         are not, for sums over rows of zeros may round differently."""
         if self._waiting and counts.relevant.shape[1] != self._waiting[0].relevant.shape[1]:
@@ -304,7 +304,7 @@ class _Measured:
 
     def _measure(self) -> None:
         if self._waiting:
-            places = _places(_Counts(*map(torch.cat, zip(*self._waiting, strict=True))))
+            places = _places(_RankCounts(*map(torch.cat, zip(*self._waiting, strict=True))))
             at = [metric(places, k) for metric in METRICS.values() for k in self._cutoffs]
             self._tables.append(torch.stack([*at, places.auc.double(), places.rank[:, 0].double()]).cpu())
             self._waiting = []

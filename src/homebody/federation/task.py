@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 import torch
 
@@ -17,13 +17,25 @@ from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation.metrics import METRICS
 from homebody.federation import LONGEST, MOST_INTERACTIONS, wire
 from homebody.federation.epoch import BadEpoch, Epoch
+from homebody.federation.secure_sum.helped import HelpedTerms, HelperEpoch
 from homebody.federation.secure_sum.messages import EXCHANGES, Exchange, Terms
 from homebody.federation.service.text import one_line
 from homebody.methods import METHODS, build
 from homebody.privacy import Channel, Charge
 from homebody.rng import Rng
 
-__all__ = ["DO", "SumTask", "Task", "acting", "asks", "measurements", "measuring", "metric_names", "telemetry"]
+__all__ = [
+    "DO",
+    "HelpedTask",
+    "SumTask",
+    "Task",
+    "acting",
+    "asks",
+    "measurements",
+    "measuring",
+    "metric_names",
+    "telemetry",
+]
 
 MOST_ITEMS = 2**31
 """No row has a number on the wire that is as large."""
@@ -40,6 +52,36 @@ _TO_ONE_DEVICE = frozenset({"first", "people", "epoch", "keep"})
 
 
 @dataclass(frozen=True)
+class HelpedTask:
+    """A secure sum that a helper opens: there is one exchange.
+
+    >>> terms = HelpedTerms("run", "train/1", parties=4, entries=2, width=2)
+    >>> asked = HelpedTask(HelperEpoch(bytes(16), bytes(32), terms, closes=2e9))
+    >>> SumTask.read(asked.to_json()) == asked
+    True
+    """
+
+    helper: HelperEpoch
+    """The helper's epoch, whose key a device seals its seed to."""
+
+    @property
+    def terms(self) -> HelpedTerms:
+        return self.helper.terms
+
+    @property
+    def exchange(self) -> Literal["masked"]:
+        """A device sends its vector, masked."""
+        return "masked"
+
+    @property
+    def digest(self) -> bytes:
+        return self.helper.digest
+
+    def to_json(self) -> dict[str, Any]:
+        return {"helper": self.helper.to_json()}
+
+
+@dataclass(frozen=True)
 class SumTask:
     """One exchange of a secure sum; the question itself is a part of the letter.
 
@@ -53,9 +95,17 @@ class SumTask:
     roster: str = ""
     """The digest of the server's roster of devices; empty: it has none."""
 
+    @property
+    def digest(self) -> bytes:
+        """Stands for the attempt, whatever the exchange."""
+        return self.terms.digest
+
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> SumTask:
+    def read(cls, said: Mapping[str, Any]) -> SumTask | HelpedTask:
+        """What a letter says of a secure sum, with a helper or without."""
         try:
+            if {*said} == {"helper"}:
+                return HelpedTask(HelperEpoch.read(said["helper"]))
             if {*said} - {"roster"} != {"terms", "exchange"} or said["exchange"] not in EXCHANGES:
                 raise ValueError("other names")
             if not re.fullmatch("[0-9a-f]{32}|", said.get("roster", "")):
@@ -105,7 +155,7 @@ class Task:
     """The digest of the feature schema; empty: the method uses no features."""
     epoch: Epoch | None = None
     """The epoch whose key reports are sealed to, if they go through a proxy."""
-    sum: SumTask | None = None
+    sum: SumTask | HelpedTask | None = None
     """The exchange of a secure sum that it asks for, if devices add up between them."""
     first: int = 0
     """The number of this device's first person, and its own in a secure sum."""
@@ -215,7 +265,7 @@ class Task:
         if self.epoch is not None:  # sealed to another key, the same reports would be others to the server
             asked.append(self.epoch.to_json())
         if self.sum is not None:  # another attempt gets other noise: the same in two sums would cancel out
-            asked.append(self.sum.terms.digest.hex())
+            asked.append(self.sum.digest.hex())
         return wire.digest(json.dumps(asked, sort_keys=True).encode())
 
 
@@ -255,7 +305,7 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
         raise HomebodyError(f"{name} collects raw data: no device takes part in that.")
     current = next((each for each in built.phases if each.name == phase), None)
     method = (current.method if current else None) or built
-    wire.refuse_unfit(method, proxied=True)  # whether there is one is for the device to say
+    wire.refuse_unfit(method, proxied=True, helped=True)  # whether there is one is for the device to say
     return method
 
 

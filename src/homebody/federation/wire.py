@@ -277,9 +277,10 @@ def report_numbers(update: Tree) -> npt.NDArray[np.int64]:
     return np.concatenate(numbers)
 
 
-def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
+def refuse_unfit(method: Method, *, proxied: bool = False, helped: bool = False) -> None:
     """Refuse a channel that devices cannot keep: by the server, and by every device for itself. What such a stage
-    promises would be charged, and not kept. proxied: there is a proxy to shuffle reports."""
+    promises would be charged, and not kept. proxied: there is a proxy to shuffle reports. helped: there is a helper to
+    open secure sums."""
     if method.uplink.reads:
         raise HomebodyError(
             f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "
@@ -295,8 +296,11 @@ def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
             "Skellam noise is a share of a secure sum's, and without one it is next to no noise: put `secure-sum` "
             "after it, or add laplace on the device."
         )
-    if method.uplink.facts.sum is not None and method.uplink.facts.sum.helper:
-        raise HomebodyError("Devices do not add up with a helper yet: leave out helper=true, and use skellam noise.")
+    if method.uplink.facts.helped and not helped:
+        raise HomebodyError(
+            "A secure sum with a helper needs a proxy that opens it: give the server its address (--helper "
+            "https://HOST:PORT) and every device the same proxy (--proxy), or leave out helper=true."
+        )
     if method.uplink.facts.secret:
         method.uplink.ring(1, people=1)  # its numbers have a range
     if method.uplink.asks_rows:

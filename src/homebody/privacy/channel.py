@@ -159,10 +159,10 @@ before it.
 
     @property
     def adds_up(self) -> bool:
-        """Whether parties add up messages of this channel between them, in a secure sum without a helper. In a
-        simulation a channel may promise a secure sum of numbers that no `ring` holds."""
+        """Whether parties add up messages of this channel between them, in a secure sum. In a simulation a
+        channel may promise a secure sum of numbers that no `ring` holds."""
         numbers = self.facts.skellam is not None or (self._largest is not None and not self._unbounded)
-        return self.facts.secret and not self.facts.helped and numbers
+        return self.facts.secret and numbers
 
     @property
     def _largest(self) -> float | None:

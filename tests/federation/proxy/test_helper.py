@@ -120,7 +120,7 @@ def test_killed_at_any_moment(
     opened if an answer may have left."""
     world, settings = helped
     name = "open" if point == "begin" else point
-    original = getattr(sums.Sums, name)
+    original = getattr(sums.EpochSums, name)
 
     def killed(*given: Any) -> Any:
         if after:
@@ -130,7 +130,7 @@ def test_killed_at_any_moment(
     first = asking(world.folder, settings)
     if point == "begin":
         with monkeypatch.context() as patch:
-            patch.setattr(sums.Sums, name, killed)
+            patch.setattr(sums.EpochSums, name, killed)
             assert world.begin(first).status_code == 503
         first.close()
         second = asking(world.folder, settings)
@@ -139,7 +139,7 @@ def test_killed_at_any_moment(
         return
     total = world.collected(world.epoch(first), world.devices)
     with monkeypatch.context() as patch:
-        patch.setattr(sums.Sums, name, killed)
+        patch.setattr(sums.EpochSums, name, killed)
         assert world.set(first, total.request()).status_code == 503
     stored = first.service._store.sums.find(world.number, time.time())
     assert not isinstance(stored, str)
@@ -266,8 +266,20 @@ class TestRefusals:
         world, settings = helped
         client = asking(world.folder, settings)
         for status in (200, 200, 429):
-            world.number = os.urandom(16)
+            world.number, world.server = os.urandom(16), Device()
+            allow(world.folder, [world.server.file(world.folder)], server=True)
             assert world.begin(client).status_code == status
+
+    def test_a_server_has_one_sum_at_a_time(self, helped: Helped, asking: Asking) -> None:
+        """Its earlier sums are closed, and their keys and answers are gone."""
+        world, settings = helped
+        client = asking(world.folder, settings)
+        total = world.collected(world.epoch(client), world.devices)
+        assert world.set(client, total.request()).status_code == 200
+        first, world.number = world.number, os.urandom(16)
+        world.epoch(client)
+        assert [path.stem for path in (world.folder / "sums").iterdir()] == [world.number.hex()]
+        assert client.ask("GET", f"/v1/sums/{first.hex()}").status_code == 410
 
     def test_reports_are_not_taken_by_a_helper_alone(self, helped: Helped, asking: Asking) -> None:
         world, settings = helped

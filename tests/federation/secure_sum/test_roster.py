@@ -14,6 +14,7 @@ from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.secure_sum.identities import fingerprint_of, identity_of, sign_statement
 from homebody.federation.secure_sum.messages import BadMessage
+from homebody.federation.secure_sum.party import Party
 from homebody.federation.secure_sum.roster import BadRoster, Roster
 
 SIGNER = device_key(900)
@@ -160,6 +161,14 @@ class TestInASum:
         with pytest.raises(BadMessage, match="Party 14 of the list is a device that the roster does not have"):
             world.parties[10].shares(question)
         assert world.parties[11].shares(world.ask().question(11))
+
+    def test_a_roster_that_comes_in_the_middle_holds_before_the_vector_leaves(self) -> None:
+        world = World(4)
+        asked = world.to("masked")
+        known = Roster.of(1, [world.parties[number].identity for number in (10, 11, 12)]).devices
+        party = Party.of_state(world.parties[10].state(), device_key(10), known=known)
+        with pytest.raises(BadMessage, match="Party 13 of the list is a device that the roster does not have"):
+            party.masked(asked.question(10), lambda: pytest.fail("worked for nothing"))
 
     def test_a_device_that_the_roster_lacks_itself_takes_no_part(self) -> None:
         world = World(4)

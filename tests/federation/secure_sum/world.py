@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from homebody.federation.secure_sum.collector import Ask, Collector, OpenedSum
+from homebody.federation.secure_sum.collector import Collector, OpenedSum, PartyQuestions
 from homebody.federation.secure_sum.messages import Exchange, Terms
 from homebody.federation.secure_sum.party import Party
 
@@ -34,7 +34,7 @@ class World:
         self.collector = Collector(self.terms, self.roster)
         drawn = np.random.default_rng(parties).integers(0, 1 << 8 * width, (parties, entries), dtype=np.uint64)
         self.vectors = dict(zip(self.parties, drawn, strict=True))
-        self.asked: dict[Exchange, Ask] = {}
+        self.asked: dict[Exchange, PartyQuestions] = {}
         self.answers: dict[Exchange, dict[int, bytes]] = {}
         self.restart = False
 
@@ -42,7 +42,7 @@ class World:
         seed = hashlib.sha256(f"{self.terms.attempt} {number}".encode()).digest()
         return Party.join(self.terms, number, device_key(number), seed=seed, **settings)  # type: ignore[arg-type]
 
-    def ask(self) -> Ask:
+    def ask(self) -> PartyQuestions:
         asked = self.collector.ask()
         assert asked is not None
         if self.restart:
@@ -51,7 +51,7 @@ class World:
         self.asked[asked.exchange] = asked
         return asked
 
-    def answer(self, number: int, asked: Ask) -> bytes:
+    def answer(self, number: int, asked: PartyQuestions) -> bytes:
         question, vector = asked.question(number), self.vectors[number]
         given = self.parties[number].answer(asked.exchange, question, lambda: vector)
         if self.restart:
@@ -71,7 +71,7 @@ class World:
         self.answers[asked.exchange] = {number: changed(number, one) for number, one in given.items()}
         self.collector.take(self.answers[asked.exchange].items())
 
-    def to(self, exchange: Exchange) -> Ask:
+    def to(self, exchange: Exchange) -> PartyQuestions:
         """Everything before this exchange, and what it asks."""
         while (asked := self.ask()).exchange != exchange:
             self.exchange()

@@ -41,9 +41,10 @@ from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import OptedOut, Person
 from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.schema import FeatureSchema
+from homebody.federation.secure_sum.helped import HelpedParty, HelpedTerms, noise_depth
 from homebody.federation.secure_sum.messages import BadMessage
 from homebody.federation.secure_sum.roster import BadRoster
-from homebody.federation.task import SumTask, Task, measurements, measuring
+from homebody.federation.task import HelpedTask, SumTask, Task, measurements, measuring
 from homebody.federation.views import views_of
 from homebody.privacy import Budget, Channel, Charge
 from homebody.privacy.ring import Numbers, Ring, entries_of
@@ -156,6 +157,16 @@ class Device:
                 raise wire.Malformed(
                     "The letter asks for no secure sum where the method has one, or for one where it has none."
                 )
+            helped = task.acting.uplink.facts.helped
+            if helped and self._reporter is None:
+                raise HomebodyError(
+                    "A helper opens the sums of this method, and this device has no proxy: create a new device with "
+                    "`homebody client init … --proxy https://HOST:PORT`; an existing one cannot be given a proxy."
+                )
+            if task.sum is not None and isinstance(task.sum, HelpedTask) != helped:
+                raise wire.Malformed(
+                    "The letter asks for a secure sum with a helper, or without one, unlike the method."
+                )
             if self.stuck:
                 raise HomebodyError("The device is restarting: ask again.")
             # From here on other errors may name a person or a folder, which must not leave the device.
@@ -191,7 +202,12 @@ class Device:
         if task.features:
             self._compile(task)  # a greeting brings no features, and without them the method may be another
         assignment = self._assign(task, len(people))
-        self.home.sums.drop_others(task.sum.terms if task.sum else None)
+        self.home.sums.drop_others(task.sum)
+        if isinstance(task.sum, HelpedTask):
+            assert self._reporter is not None  # `answer` has checked it
+            self._reporter.confirm_sum(
+                task.sum.helper, until
+            )  # what the helper itself says, before anything is charged
         if task.sum is not None:
             return self._answer_sum(task, assignment, people, parts.get(wire.QUESTION, b""))
         if task.epoch is not None:
@@ -242,8 +258,7 @@ class Device:
         try:
             if exchange == "keys" and not any(self._may(task, assignment, number - task.first) for number in people):
                 raise NobodyAnswers("Nobody of this device takes part in the sum.")
-            party = self._party(task)
-            message = party.answer(exchange, question, vector)
+            party, message = self._exchanged(task, question, vector)
         except NobodyAnswers as error:
             self._log("declined", release=task.release, reason=str(error))
             return {**self._status(task.shared), "declined": list(dict.fromkeys(task.people))}, {}
@@ -252,7 +267,7 @@ class Device:
                 step, base, content = state or (0, None, None)
                 about = (number - task.first, task.run, task.counted, task.ask)
                 self.home.outbox.finish(*about, step, base, content, b"", size=len(message))
-            self.home.sums.put(terms, party.state())
+            self.home.sums.put(task.sum, party.state())
         # Also where the same was answered before: who took part is in the record of what left.
         declined = list[int]()
         if exchange == "masked":
@@ -265,15 +280,27 @@ class Device:
         self._log("exchanged", exchange=exchange, release=task.release, attempt=terms.attempt, parties=terms.parties)
         return {**self._status(task.shared), "declined": declined}, {wire.SUM: message}
 
+    def _exchanged(
+        self, task: Task, question: bytes, vector: Callable[[], Numbers]
+    ) -> tuple[Party | HelpedParty, bytes]:
+        """This device in a secure sum, after it has answered, and what it answers."""
+        if isinstance(task.sum, HelpedTask):
+            assert self._reporter is not None
+            helped = self._reporter.helped(task.sum.helper, self.home.sums.get(task.sum))
+            return helped, helped.answer(vector)
+        party = self._party(task)
+        assert task.sum is not None
+        return party, party.answer(task.sum.exchange, question, vector)
+
     def _party(self, task: Task) -> Party:
         """This device in the attempt that a letter names, as it was after the last exchange."""
         from homebody.federation.flower.protocol import load_private
         from homebody.federation.secure_sum.party import Party
 
-        assert task.sum is not None
+        assert isinstance(task.sum, SumTask)
         key, fewest = load_private((self.home.path / "device.key").read_bytes()), self.home.settings.fewest
         known = self.home.roster.known(task.run)
-        if (state := self.home.sums.get(task.sum.terms)) is not None:
+        if (state := self.home.sums.get(task.sum)) is not None:
             return Party.of_state(state, key, fewest=fewest, known=known)
         if task.sum.exchange != "keys":
             raise BadMessage("This device has no part in this attempt at a secure sum: begin another.")
@@ -285,9 +312,13 @@ class Device:
         for number in people:
             try:
                 self._charge(task, assignment, number - task.first)
-                finished.append(Finished(number, *self._work_or_nothing(task, assignment, number - task.first)))
             except Exception as error:
                 self._log("declined", release=task.release, reason=_reason(error))
+                continue
+            try:
+                finished.append(Finished(number, *self._work(task, assignment, number - task.first)))
+            except Exception as error:
+                finished.append(Finished(number, *self._nothing(task, assignment, error)))
         return finished
 
     def _describes(self, task: Task) -> bool:
@@ -332,7 +363,7 @@ class Device:
             return "shared"
         if len(items) < task.n_items:
             return "items"
-        return wire.ROSTER if task.sum is not None and self._lacks_roster(task.sum, parts) else ""
+        return wire.ROSTER if isinstance(task.sum, SumTask) and self._lacks_roster(task.sum, parts) else ""
 
     def _lacks_roster(self, asked: SumTask, parts: Mapping[str, bytes]) -> bool:
         """Whether the device must be sent the server's roster; one that comes is kept, or refused. Without a key to
@@ -412,9 +443,10 @@ class Device:
     def _certain(self, method: Method) -> Method:
         """The method with a channel of which this device can be certain, to charge by: it cannot know that others
         report honestly, so it counts on no shuffle; nor, without a roster, that parties of a secure sum are other
-        people's devices, so it counts on its own noise alone."""
+        people's devices, so it counts on its own noise alone. A helper's noise does not depend on others, and the
+        device chose its proxy."""
         channel, facts = method.uplink, method.uplink.facts
-        doubted = (facts.shuffle, None if self.home.roster.required else facts.sum)
+        doubted = (facts.shuffle, None if self.home.roster.required or facts.helped else facts.sum)
         if doubted == (None, None):
             return method
         stages = (stage for stage in channel.stages if stage not in doubted)
@@ -429,8 +461,17 @@ class Device:
             ring = channel.ring(entries, terms.people)
         except HomebodyError as error:
             raise wire.Malformed(str(error)) from error
-        own = (entries, ring.width, *channel.facts.sum.shares)
-        if own != (terms.entries, terms.width, terms.least, terms.colluding) or terms.people < len(task.people):
+        least, colluding = channel.facts.sum.shares
+        own, theirs = (entries, ring.width, least), (terms.entries, terms.width, terms.least)
+        if isinstance(terms, HelpedTerms):
+            same = own == theirs and terms.depth == noise_depth(channel)
+            if terms.quorum < self.home.settings.fewest:
+                raise wire.Malformed(
+                    "The secure sum may be of fewer devices than this one takes part among (--fewest)."
+                )
+        else:
+            same = (*own, colluding) == (*theirs, terms.colluding)
+        if not same or terms.people < len(task.people):
             raise wire.Malformed("The terms of the secure sum are not those of the letter's method and stages.")
         return ring
 
@@ -462,7 +503,10 @@ class Device:
         if given is not None:
             return given
         self._charge(task, assignment, slot)
-        update, state = self._work_or_nothing(task, assignment, slot)
+        try:
+            update, state = self._work(task, assignment, slot)
+        except Exception as error:
+            update, state = self._nothing(task, assignment, error)
         if task.epoch is None:
             answer, reports = wire.encode_tree(update, half=task.half), 0
         else:
@@ -473,13 +517,10 @@ class Device:
         outbox.finish(slot, task.run, task.counted, task.ask, step, base, content, answer, reports)
         return answer
 
-    def _work_or_nothing(self, task: Task, assignment: Assignment, slot: int) -> tuple[Update, PrivateState | None]:
-        """As `_work`; where it fails, the zero update through the same channel, so that nobody learns of it."""
-        try:
-            return self._work(task, assignment, slot)
-        except Exception as error:
-            self._log("nothing", release=task.release, reason=_reason(error))
-            return assignment.method.uplink.device(assignment.zero, SystemRng()), None
+    def _nothing(self, task: Task, assignment: Assignment, error: Exception) -> tuple[Update, None]:
+        """In place of work that failed: the zero update through the same channel, so that nobody learns of it."""
+        self._log("nothing", release=task.release, reason=_reason(error))
+        return assignment.method.uplink.device(assignment.zero, SystemRng()), None
 
     def _work(self, task: Task, assignment: Assignment, slot: int) -> tuple[Update, PrivateState | None]:
         """The update after the channel, and the state to keep. Histories and parameters may make it fail in any way."""

@@ -19,6 +19,7 @@ from homebody.errors import HomebodyError
 from homebody.federation.device.settings import HomeSettings
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_reports, sign_envelope
 from homebody.federation.epoch import BadEpoch, Epoch
+from homebody.federation.secure_sum.helped import HelpedParty, HelperEpoch
 from homebody.federation.service.keys import read_report_key
 
 __all__ = ["NotReported", "Reporter"]
@@ -75,6 +76,21 @@ class Reporter:
             same = False
         if not same:
             raise NotReported("The server's letter names another key or another model than the proxy.")
+
+    def confirm_sum(self, epoch: HelperEpoch, until: float = math.inf) -> None:
+        """Refuse a helper's epoch that differs from what the helper itself says: a server could name a key of its own,
+        or have less noise added."""
+        reply = self._persist("GET", f"/v1/sums/{epoch.id.hex()}", None, until)
+        try:
+            same = HelperEpoch.read(reply).agrees(epoch)
+        except HomebodyError:
+            same = False
+        if not same:
+            raise NotReported("The server's letter names another key or other terms of the sum than the helper.")
+
+    def helped(self, epoch: HelperEpoch, message: bytes | None) -> HelpedParty:
+        """This device in a sum that the helper opens. message: what it gave before."""
+        return HelpedParty(epoch, self._secret, message)
 
     def sealed(self, epoch: Epoch, pairs: npt.NDArray[np.int64]) -> bytes:
         """One person's reports, each encrypted so that only the server can open it."""

@@ -14,7 +14,7 @@ from homebody.federation.proxy.app import running
 from homebody.federation.proxy.settings import FILE, ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, create
 from homebody.federation.service.keys import make_report_key, read_report_pub
-from homebody.federation.service.text import making, read_file
+from homebody.federation.service.text import making, read_authority, read_file
 from homebody.files import write_new
 
 __all__ = ["allow", "forbid", "make", "report"]
@@ -31,7 +31,7 @@ def make(
 ) -> Path:
     """A proxy's folder: whole, or not at all. Gives the public key by which the next hop will know it."""
     files = _certificates(settings, hosts, cert, key)
-    authority = None if next_ca is None else _authority(next_ca)
+    authority = None if next_ca is None else read_authority(next_ca)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HomebodyError(f"{folder} is there already and not empty: a proxy gets a folder of its own.")
     with making(folder, "proxy"):
@@ -61,15 +61,6 @@ def _certificates(
     from homebody.federation.service.certificates import make_certificates
 
     return make_certificates([settings.host, *hosts] if settings.host not in ("0.0.0.0", "::") else hosts)
-
-
-def _authority(path: Path) -> bytes:
-    text = read_file(path)
-    try:
-        ssl.create_default_context(cadata=text.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:
-        raise HomebodyError(f"{path} holds no certificate of an authority: it is a PEM file such as ca.pem.") from error
-    return text
 
 
 def _opened(folder: Path) -> AbstractContextManager[ProxyStore]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.store import ProxyStore
-from homebody.federation.proxy.sums import StoredSum
+from homebody.federation.proxy.sums import EpochSum
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.secure_sum.requests import (
     OVERHEAD,
@@ -99,7 +99,7 @@ class HelperDesk:
                 answer = await self._answer(known, asked.content)
         return web.Response(answer, 200, media_type="application/octet-stream")
 
-    async def _answer(self, known: StoredSum, rows: bytes) -> bytes:
+    async def _answer(self, known: EpochSum, rows: bytes) -> bytes:
         """The answer, once it is on the disk."""
         opened, answer = known.opened, known.answer
         if opened is None or answer is None:
@@ -117,7 +117,7 @@ class HelperDesk:
         assert answer is not None
         return answer
 
-    def _computed(self, known: StoredSum, rows: bytes) -> bytes:
+    def _computed(self, known: EpochSum, rows: bytes) -> bytes:
         from homebody.federation.secure_sum.helped import HelpedTerms, Helper, HelperEpoch, SetRefused
 
         epoch = HelperEpoch(known.epoch, known.key, HelpedTerms.decode(known.terms), known.closes)
@@ -149,8 +149,8 @@ class HelperDesk:
         web.proved(request, asked.server)
         return asked
 
-    async def _found(self, epoch: bytes) -> StoredSum:
-        found: StoredSum | str = await self._stored(lambda store: store.sums.find(epoch, self._clock()))
+    async def _found(self, epoch: bytes) -> EpochSum:
+        found: EpochSum | str = await self._stored(lambda store: store.sums.find(epoch, self._clock()))
         if isinstance(found, str):
             raise _closed() if found == "closed" else web.Refusal(404, "unknown epoch", "There is no such sum.")
         return found
@@ -175,7 +175,7 @@ def _named(request: web.Request) -> bytes:
     return bytes.fromhex(name)
 
 
-def _description(known: StoredSum) -> web.Response:
+def _description(known: EpochSum) -> web.Response:
     said = {"epoch": known.epoch.hex(), "key": known.key.hex(), "terms": known.terms.hex(), "closes": known.closes}
     return web.answer(200, said)
 
@@ -192,7 +192,7 @@ def _check_terms(terms: bytes) -> None:
         raise web.Refusal(422, "bad sum", f"A vector has at most {MOST_VECTOR:,} bytes here.")
 
 
-def _most_of_set(known: StoredSum) -> int:
+def _most_of_set(known: EpochSum) -> int:
     """Bytes of a request to open a set: a row for each device that was asked."""
     from homebody.federation.secure_sum.helped import HelpedTerms
 

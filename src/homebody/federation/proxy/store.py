@@ -29,7 +29,7 @@ from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.epoch_secrets import Secrets
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.sums import TABLES as SUMS
-from homebody.federation.proxy.sums import Sums
+from homebody.federation.proxy.sums import EpochSums
 
 __all__ = ["DATABASE", "ProxyStore", "SealedBatch", "Sender", "Ticked", "VerifiedMessage", "create"]
 
@@ -166,7 +166,7 @@ class ProxyStore:
     def __init__(self, folder: Path, settings: ProxySettings) -> None:
         self._settings, self._db = settings, opened(folder)
         self._secrets = Secrets(folder)
-        self.sums = Sums(self._db, folder)
+        self.sums = EpochSums(self._db, folder)
         (self._secret,) = self._db.one("SELECT secret FROM proxy")
         self.transaction = self._db.transaction
         self._ends: dict[bytes, float] = {}

@@ -17,7 +17,7 @@ from nacl import bindings as sodium
 from homebody.database import Database
 from homebody.federation.proxy.epoch_secrets import Secrets
 
-__all__ = ["TABLES", "StoredSum", "Sums"]
+__all__ = ["TABLES", "EpochSum", "EpochSums"]
 
 TABLES = """
 CREATE TABLE servers (mark BLOB PRIMARY KEY) WITHOUT ROWID;
@@ -31,7 +31,7 @@ MOST_OPEN = 64
 """Epochs that may be open at a time."""
 
 
-class StoredSum(NamedTuple):
+class EpochSum(NamedTuple):
     """An epoch that is open."""
 
     epoch: bytes
@@ -48,7 +48,7 @@ class StoredSum(NamedTuple):
     answer: bytes | None
 
 
-class Sums:
+class EpochSums:
     """The epochs of a helper. Changes are made within a transaction of the database."""
 
     def __init__(self, database: Database, folder: Path) -> None:
@@ -67,21 +67,26 @@ class Sums:
         return {mark for (mark,) in self._db.execute("SELECT mark FROM servers").fetchall()}
 
     def open(self, epoch: bytes, server: bytes, terms: bytes, closes: float) -> str:
-        """Begin an epoch: `open`, also if it was begun with the same terms before; `conflict`, `closed` or `full`."""
+        """Begin an epoch: `open`, also if it was begun with the same terms before; `conflict`, `closed` or `full`.
+
+        A server has one sum at a time: its others are closed.
+        """
         row = self._db.one("SELECT server, terms, state FROM sums WHERE epoch = ?", epoch)
         if row is not None:
             if row[2] == _CLOSED:
                 return "closed"
             return "open" if (row[0], row[1]) == (server, terms) else "conflict"
-        (count,) = self._db.one("SELECT count(*) FROM sums WHERE state = ?", _OPEN)
-        if count >= MOST_OPEN:
+        query = "SELECT epoch FROM sums WHERE state = ? AND server = ?"
+        for (other,) in self._db.execute(query, (_OPEN, server)).fetchall():
+            self._close(other)
+        if self.count() >= MOST_OPEN:
             return "full"
         self._secrets.make(epoch)
         public = sodium.crypto_scalarmult_base(self._secrets.read(epoch))
         self._db.put("sums", epoch=epoch, server=server, key=public, terms=terms, closes=closes, state=_OPEN)
         return "open"
 
-    def find(self, epoch: bytes, now: float) -> StoredSum | str:
+    def find(self, epoch: bytes, now: float) -> EpochSum | str:
         """An epoch that is open; or `unknown`, or `closed`."""
         query = "SELECT server, key, terms, closes, opened, answer, state FROM sums WHERE epoch = ?"
         row = self._db.one(query, epoch)
@@ -91,7 +96,7 @@ class Sums:
         secret = self._secrets.read(epoch)
         if state == _CLOSED or now >= closes or not (secret or answer):
             return "closed"
-        return StoredSum(epoch, server, key, terms, closes, b"" if answer else secret, opened, answer)
+        return EpochSum(epoch, server, key, terms, closes, b"" if answer else secret, opened, answer)
 
     def keep(self, epoch: bytes, opened: bytes, answer: bytes) -> tuple[bytes, bytes] | None:
         """Store the answer to the one set that is opened, unless there is one; returns what is stored, or None if the
@@ -110,14 +115,15 @@ class Sums:
         for epoch, closes in self._db.execute("SELECT epoch, closes FROM sums WHERE state = ?", (_OPEN,)).fetchall():
             lasted = time.monotonic() >= self._ends.setdefault(epoch, time.monotonic() + closes - now)
             if now >= closes or lasted:
-                self._ends.pop(epoch, None)
-                self._secrets.forget(epoch)
-                change = (
-                    "UPDATE sums SET state = ?, key = x'', terms = x'', opened = NULL, answer = NULL WHERE epoch = ?"
-                )
-                self._db.execute(change, (_CLOSED, epoch))
+                self._close(epoch)
                 closed.append(epoch)
         return closed
+
+    def _close(self, epoch: bytes) -> None:
+        self._ends.pop(epoch, None)
+        self._secrets.forget(epoch)
+        change = "UPDATE sums SET state = ?, key = x'', terms = x'', opened = NULL, answer = NULL WHERE epoch = ?"
+        self._db.execute(change, (_CLOSED, epoch))
 
     def tidy(self) -> None:
         """Delete keys that a kill left behind: of sums that are answered, closed, or were never begun."""

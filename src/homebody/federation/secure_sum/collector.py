@@ -35,7 +35,7 @@ from homebody.federation.secure_sum.messages import (
 from homebody.federation.secure_sum.signatures import open_signed
 from homebody.privacy.ring import Numbers
 
-__all__ = ["Ask", "Collector", "OpenedSum", "talk"]
+__all__ = ["Collector", "OpenedSum", "PartyQuestions", "talk"]
 
 Answers = Iterable[tuple[int, bytes]]
 """The number of a party, and what it answered; each as it comes, and each once."""
@@ -49,7 +49,7 @@ _TRIES = 200
 
 
 @dataclass(frozen=True)
-class Ask:
+class PartyQuestions:
     """What to send to whom. Store the collector's state before it is sent, and after a crash send the same again."""
 
     exchange: Exchange
@@ -123,7 +123,7 @@ class Collector:
         """The numbers of those whose vectors came, once they did."""
         return self._known.survivors
 
-    def ask(self) -> Ask | None:
+    def ask(self) -> PartyQuestions | None:
         """What to send next, or None once the sum is open."""
         if self.result is not None:
             return None
@@ -142,7 +142,7 @@ class Collector:
                 enough = itertools.islice(sorted(known.signatures.items()), self.terms.quorum)
                 common = b"".join(SIGNED.pack(number, signature) for number, signature in enough)
                 rest = dict.fromkeys(known.signatures, b"")
-        return Ask(exchange, common, rest, self.terms.quorum)
+        return PartyQuestions(exchange, common, rest, self.terms.quorum)
 
     def take(self, answers: Answers) -> None:
         """Read the answers to what `ask` gave, one after the other, until there are no more."""
@@ -326,7 +326,7 @@ class Collector:
         return collector
 
 
-def talk(collector: Collector) -> Generator[Ask, Answers, OpenedSum]:
+def talk(collector: Collector) -> Generator[PartyQuestions, Answers, OpenedSum]:
     """Ask, and take what is sent back, until the sum is there; `Abandoned` where too few parties are left."""
     while (asked := collector.ask()) is not None:
         collector.take((yield asked))

@@ -21,6 +21,7 @@ the sealed box: the server does not learn by which key the helper knows a device
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import struct
@@ -32,9 +33,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from homebody.errors import HomebodyError, several
+from homebody.errors import Abandoned, HomebodyError, several
 from homebody.federation.secure_sum.masks import MaskedSum, derive
-from homebody.federation.secure_sum.messages import DIGEST_BYTES, FEWEST, BadMessage, Unpacker, blob
+from homebody.federation.secure_sum.messages import (
+    DIGEST_BYTES,
+    FEWEST,
+    BadMessage,
+    Unpacker,
+    blob,
+    numbers_of,
+    pack_numbers,
+)
+from homebody.privacy.channel import Channel
 from homebody.privacy.grid import gaussian
 from homebody.privacy.ring import Numbers, Ring
 from homebody.privacy.secure_sum import check_shares, threshold
@@ -50,6 +60,7 @@ __all__ = [
     "EPOCH_BYTES",
     "ROW_BYTES",
     "Answered",
+    "HelpedParty",
     "HelpedSum",
     "HelpedTerms",
     "Helper",
@@ -57,6 +68,7 @@ __all__ = [
     "SecondSet",
     "SetRefused",
     "draw_noise",
+    "noise_depth",
     "sign_message",
 ]
 
@@ -69,7 +81,7 @@ ROW_BYTES = DIGEST_BYTES + SEALED_BYTES
 NO_NOISE = -1
 _MAGIC, _TERMS = b"HBL1", b"HBH1"
 _LABEL = b"homebody helped sum 1, signed\0"
-_NUMBERS = struct.Struct("<IIBbd")
+_NUMBERS = struct.Struct("<IIBbdI")
 _LONGEST_NAME = 200
 _MOST_BYTES = 1 << 28
 """Of a vector."""
@@ -110,6 +122,8 @@ class HelpedTerms:
     """The standard deviation of the helper's noise is 2 to this power; −1: it adds none."""
     least: float = 2 / 3
     """The share of the parties whose messages must be in the set."""
+    people: int = 0
+    """The most people whose updates are in the sum, which the step of its numbers may depend on; 0: not stated."""
 
     def __post_init__(self) -> None:
         for name in (self.run, self.attempt):
@@ -120,6 +134,7 @@ class HelpedTerms:
             (self.entries, 1, (1 << 32) - 1, "numbers in a vector"),
             (self.width, 1, 8, "bytes in a number"),
             (self.depth, NO_NOISE, _DEEPEST, "as the power of two of its noise"),
+            (self.people, 0, (1 << 32) - 1, "people"),
         ):
             if type(count) is not int or not low <= count <= most:
                 raise HomebodyError(f"A secure sum has {low} to {most:,} {what}, not {count!r}.")
@@ -139,7 +154,7 @@ class HelpedTerms:
         return Ring(self.width, 1.0, whole=True)
 
     def encode(self) -> bytes:
-        numbers = _NUMBERS.pack(self.parties, self.entries, self.width, self.depth, self.least)
+        numbers = _NUMBERS.pack(self.parties, self.entries, self.width, self.depth, self.least, self.people)
         return b"".join([_TERMS, blob(self.run.encode()), blob(self.attempt.encode()), numbers])
 
     @classmethod
@@ -197,9 +212,24 @@ class HelperEpoch:
         terms = self.terms.encode().hex()
         return {"epoch": self.id.hex(), "key": self.key.hex(), "terms": terms, "closes": self.closes}
 
+    @cached_property
+    def digest(self) -> bytes:
+        """Stands for this sum and this key: sealed to another, a message is another release."""
+        return hashlib.sha256(b"".join([b"homebody helped sum 1\0", self.terms.digest, self.id, self.key])).digest()
+
     def agrees(self, other: HelperEpoch) -> bool:
         """Whether both describe the same epoch, whenever it closes."""
         return replace(self, closes=other.closes) == other
+
+
+def noise_depth(channel: Channel) -> int:
+    """`HelpedTerms.depth` for the noise that a helper adds to sums of this channel.
+
+    >>> from homebody.privacy import Clip, Gaussian, SecureSum
+    >>> noise_depth(Channel(Clip(1), SecureSum(helper=True), Gaussian(z=1)))
+    19
+    """
+    return NO_NOISE if channel.facts.grid is None else channel.facts.grid.depth
 
 
 def sign_message(epoch: HelperEpoch, numbers: Numbers, secret: bytes) -> bytes:
@@ -220,6 +250,27 @@ def sign_message(epoch: HelperEpoch, numbers: Numbers, secret: bytes) -> bytes:
     return _MAGIC + epoch.id + sealed + vector
 
 
+class HelpedParty:
+    """A device in a sum that a helper opens: it draws its mask once, and gives the same message again.
+
+    message: what it gave before. secret: the device's key that signs, of 64 bytes.
+    """
+
+    def __init__(self, epoch: HelperEpoch, secret: bytes, message: bytes | None = None) -> None:
+        self._epoch, self._secret, self._message = epoch, secret, message
+
+    def answer(self, vector: Callable[[], Numbers]) -> bytes:
+        """The message to the server. vector: computes what the device adds, unless it did so before."""
+        if self._message is None:
+            self._message = sign_message(self._epoch, vector(), self._secret)
+        return self._message
+
+    def state(self) -> bytes:
+        """To store before the message leaves."""
+        assert self._message is not None, "there is nothing to store before it answers"
+        return self._message
+
+
 def _mask_key(epoch: HelperEpoch, seed: bytes, sender: bytes) -> bytes:
     bound = hashlib.sha256(epoch.terms.digest + epoch.id + sender).digest()
     return derive(seed, bound, "helped mask", 0, 0)
@@ -232,19 +283,35 @@ def _statement(epoch: HelperEpoch, seed: bytes, vector: bytes) -> bytes:
 class HelpedSum:
     """The server's side: it collects messages, asks the helper about one set, and takes the masks off the sum.
 
-    `request` is the same bytes for the same messages. Once it was sent, no message may be added: the helper opens one
-    set. `faults` says whose messages were refused, and why.
+    Store `state` before the request is sent, and after a crash send the same again: the helper opens one set. `faults`
+    says whose messages were refused, and why.
     """
 
     def __init__(self, epoch: HelperEpoch) -> None:
         self.epoch, self._terms = epoch, epoch.terms
         self._messages: dict[int, tuple[bytes, bytes]] = {}
+        self._stored: tuple[tuple[int, ...], bytes, bytes] | None = None
+        """Senders, request and the sum of the masked vectors, of a set that was stored."""
         self.faults: dict[int, str] = {}
+
+    def state(self) -> bytes:
+        """The set as it stands, without its vectors."""
+        described = json.dumps(self.epoch.to_json()).encode()
+        return b"".join(map(blob, (described, pack_numbers(self.senders), self.request(), self._total())))
+
+    @classmethod
+    def of_state(cls, state: bytes) -> HelpedSum:
+        cursor = Unpacker(state, "The stored set of a secure sum")
+        described, senders, request, total = (cursor.blob() for _ in range(4))
+        cursor.end()
+        known = cls(HelperEpoch.read(json.loads(described)))
+        known._stored = numbers_of(senders, "senders of the stored set"), request, total
+        return known
 
     @property
     def senders(self) -> tuple[int, ...]:
         """Whose messages are in the set, in its order."""
-        return tuple(sorted(self._messages))
+        return tuple(sorted(self._messages)) if self._stored is None else self._stored[0]
 
     def take(self, number: int, message: bytes) -> bool:
         """Add a device's message to the set; whether it has the form of one."""
@@ -266,11 +333,15 @@ class HelpedSum:
 
     def request(self) -> bytes:
         """What the helper is sent: a row for each device of the set."""
+        if self._stored is not None:
+            return self._stored[1]
         messages = (self._messages[number] for number in self.senders)
         return b"".join(hashlib.sha256(vector).digest() + sealed for sealed, vector in messages)
 
     def leave_out(self, faulty: Mapping[int, str]) -> None:
         """Take out the rows that the helper refused, by their places in the request."""
+        if self._stored is not None:
+            raise Abandoned("The helper refuses a set whose vectors are gone after a restart: nothing was opened.")
         senders = self.senders
         for place, why in faulty.items():
             if 0 <= place < len(senders):
@@ -282,10 +353,16 @@ class HelpedSum:
         terms = self._terms
         if len(answer) != terms.entries * terms.width:
             raise BadMessage(f"The helper's answer has {len(answer):,} bytes, not {terms.entries * terms.width:,}.")
-        total = MaskedSum(terms.entries, terms.width)
+        return terms.ring.subtract(terms.ring.unpack(self._total()), terms.ring.unpack(answer))
+
+    def _total(self) -> bytes:
+        """The sum of the masked vectors."""
+        if self._stored is not None:
+            return self._stored[2]
+        total = MaskedSum(self._terms.entries, self._terms.width)
         for _, vector in self._messages.values():
             total.add_packed(vector)
-        return terms.ring.subtract(total.numbers(), terms.ring.unpack(answer))
+        return total.packed()
 
 
 class Answered(NamedTuple):

@@ -289,10 +289,7 @@ class Party:
         given = (self.identity, public_half(secrets.seal), public_half(secrets.mask))
         if given != tuple(part.get(self.number) for part in (listing.devices, listing.seal, listing.mask)):
             raise BadMessage("The list does not name this device with the round keys that it gave.")
-        if self._known is not None:
-            for number, device in listing.devices.items():
-                if device not in self._known:
-                    raise BadMessage(f"Party {number} of the list is a device that the roster does not have.")
+        self._check_roster(listing)
         signatures = dict(SIGNED.unpack(rest, "signatures of round keys"))
         neighbours = listing.graph.neighbours(self.number)
         if tuple(signatures) != neighbours:
@@ -302,8 +299,15 @@ class Party:
             if not verify(signatures[number], listing.devices[number], self.terms, b"", "keys", number, digest):
                 raise BadMessage(f"The round keys of party {number} are not signed by its device for this attempt.")
 
+    def _check_roster(self, listing: Listing) -> None:
+        if self._known is not None:
+            for number, device in listing.devices.items():
+                if device not in self._known:
+                    raise BadMessage(f"Party {number} of the list is a device that the roster does not have.")
+
     def _masked(self, secrets: _Secrets, question: bytes, vector: Callable[[], Numbers]) -> bytes:
         listing = self._listing()
+        self._check_roster(listing)  # again: the device may have got one since, and counts on these parties now
         neighbours, threshold = set(listing.graph.neighbours(self.number)), listing.graph.design.threshold
         senders = [number for number, _ in SEALED.unpack(question, "sealed shares")]
         if not neighbours.issuperset(senders):

@@ -32,9 +32,10 @@ from homebody.federation.server.plan import FILE, ServerPlan, opened
 from homebody.federation.server.records import COMPONENT, LONGEST, Records
 from homebody.federation.server.rosters import stored_roster
 from homebody.federation.service.certificates import make_authority
+from homebody.federation.service.keys import make_report_key
 from homebody.federation.service.text import is_loopback, making, one_line
 from homebody.federation.views import views_of
-from homebody.files import is_held, sync_folder
+from homebody.files import is_held, sync_folder, write_new
 from homebody.privacy.assumptions import ROSTER, assumptions
 from homebody.report.record import jsonable
 from homebody.rng import Rng
@@ -68,13 +69,17 @@ def make(
     hosts: Sequence[str],
     people: Sequence[str] = (),
     views: Sequence[str] = (),
+    helper_ca: bytes | None = None,
 ) -> dict[str, Any]:
     """A server's folder: whole, or not at all.
 
     people: which features people may have, as `person_code` reads them. views: NAME=SIZE of each view that the server
-    has no data of, as `view_codes` reads them.
+    has no data of, as `view_codes` reads them. helper_ca: the certificate of the authority that signed the helper's,
+    where the system does not know it.
     """
     method = plan.method()
+    if helper_ca is not None and not plan.helper:
+        raise HomebodyError("A certificate for a helper needs the helper's address: give --helper, or leave it out.")
     for address in filter(None, (plan.listen, plan.address, plan.reports)):
         host = address.rpartition(":")[0].strip("[]")
         if not plan.tls and not is_loopback(host):
@@ -88,6 +93,10 @@ def make(
     with making(folder, "server"):
         if not (folder / "keys").exists():
             make_authority(folder / "keys", [plan.host, *hosts] if plan.host not in ("0.0.0.0", "::") else hosts)
+        if plan.helper:
+            make_report_key(folder / "keys")
+            if helper_ca is not None:
+                write_new(folder / "keys", {"helper-ca.pem": helper_ca})
         text = plan.to_toml()
         with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
@@ -120,6 +129,8 @@ def _furnish(
         host, _, port = plan.reports.rpartition(":")
         host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
         summary |= {"next": f"{'https' if plan.tls else 'http'}://{host}:{port}", "shuffled_among": plan.shuffled_among}
+    if plan.helper:
+        summary["helper_key"] = str(folder / "keys" / "reports.pub")
     return summary
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Ask",
     "LetterRoute",
+    "NothingLeft",
     "ProxyRoute",
     "Route",
     "SumRoute",
@@ -48,6 +49,7 @@ __all__ = [
     "bounds",
     "by_device",
     "largest",
+    "sent_by_devices",
 ]
 
 ROUNDING = 1.001
@@ -63,7 +65,7 @@ class Ask:
     """One letter to each device concerned, and what is wanted back."""
 
     task: Task
-    users: Sequence[int]
+    users: list[int]
     """Whose devices are asked."""
     needed: int
     """How many people must answer, in a secure sum how many devices: beyond them, nobody who is away is waited for."""
@@ -77,8 +79,8 @@ class Ask:
     """The signed list of devices that may take part in a secure sum, if the server has one."""
 
 
-Answers = Iterable[tuple[int, Answer]]
-"""The first number of a device, and what it answered, each as it comes."""
+Answers = Iterable[tuple["RegisteredDevice", Answer]]
+"""A device, and what it answered, each as it comes."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,10 @@ class TooFew(Abandoned):
     def __init__(self, answered: int) -> None:
         super().__init__(f"{several(answered, 'client')} answered, and more must.")
         self.answered = answered
+
+
+class NothingLeft(Abandoned):
+    """A secure sum ended before any device was asked for its vector: no update left a device."""
 
 
 class Route(Protocol):
@@ -133,8 +139,27 @@ class LetterRoute:
         self._wanted, self._within, self._clean = wanted, within, clean
 
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
-        updates = _of_people((yield Ask(task, users, needed, self._read)), needed)
-        return Summed(self._sum(updates), len(updates), 0, updates)
+        """Updates are added in the order of people's numbers, in doubles, or exactly where they are whole steps of a
+        grid."""
+        updates: dict[int, Tree] = {}
+        for _, answer in (yield Ask(task, users, needed, self._read)):
+            updates.update(answer.updates)
+        if len(updates) < needed:
+            raise TooFew(len(updates))
+        sums: Tree = {}
+        for name, (shape, size, kind) in self._wanted.items():
+            exact = torch.int64 if kind in STEPS else torch.float64
+            sums[name] = torch.zeros(shape if size is None else (size, *shape), dtype=exact)
+        for number in sorted(updates):
+            for name, value in updates[number].items():
+                if isinstance(value, Rows):
+                    there = value.index >= 0  # rows that a clip has added up leave padding behind
+                    sums[name].index_add_(0, value.index[there], value.value[there].to(sums[name].dtype))
+                else:
+                    sums[name] += value
+        kinds = {name: torch.promote_types(form.kind, torch.float32) for name, form in self._wanted.items()}
+        sums = {name: value if value.dtype == torch.int64 else value.to(kinds[name]) for name, value in sums.items()}
+        return Summed(sums, len(updates), 0, updates)
 
     def left(self) -> float:
         return math.inf
@@ -142,23 +167,6 @@ class LetterRoute:
     def _read(self, part: bytes) -> Tree:
         """What one person sent, checked and cleaned: nothing that came from a device is used before."""
         return self._clean(wire.decode_update(part, self._wanted, *self._within))
-
-    def _sum(self, updates: Mapping[int, Tree]) -> Tree:
-        """The sum of all updates. They are added in the order of `updates`, in doubles, or exactly where they are whole
-        steps of a grid."""
-        sums: Tree = {}
-        for name, (shape, size, kind) in self._wanted.items():
-            exact = torch.int64 if kind in STEPS else torch.float64
-            sums[name] = torch.zeros(shape if size is None else (size, *shape), dtype=exact)
-        for tree in updates.values():
-            for name, value in tree.items():
-                if isinstance(value, Rows):
-                    there = value.index >= 0  # rows that a clip has added up leave padding behind
-                    sums[name].index_add_(0, value.index[there], value.value[there].to(sums[name].dtype))
-                else:
-                    sums[name] += value
-        kinds = {name: torch.promote_types(form.kind, torch.float32) for name, form in self._wanted.items()}
-        return {name: value if value.dtype == torch.int64 else value.to(kinds[name]) for name, value in sums.items()}
 
 
 class ProxyRoute:
@@ -191,7 +199,9 @@ class ProxyRoute:
             return Summed(self._tree(done.counts, needed, len(users)), done.people)
         self._epoch = self._epochs.open(self._name, self._asks, self._k, self._entries, self._seconds, self._among)
         self._end = time.monotonic() + self._seconds
-        people = len(_of_people((yield Ask(replace(task, epoch=self._epoch), users, needed, _nothing)), needed))
+        answers = yield Ask(replace(task, epoch=self._epoch), users, needed, _nothing)
+        if (people := sum(len(answer.updates) for _, answer in answers)) < needed:
+            raise TooFew(people)
         while self._epochs.arrived(self._name) < self._k * people and self.left() > 0:
             time.sleep(PAUSE)
         done = self._epochs.close(self._name, people)
@@ -282,7 +292,9 @@ class SumRoute:
                 roster=self._roster,
             )
             try:
-                collector.take(_messages(answers, theirs, gave))
+                collector.take(sent_by_devices(answers, theirs, gave))
+            except Abandoned as error:
+                raise NothingLeft(str(error)) if asked.exchange in ("keys", "shares") else error from None
             finally:
                 for first in collector.faults.keys() - known:
                     self._blame(first, collector.faults[first])
@@ -336,24 +348,14 @@ def by_device(devices: Sequence[RegisteredDevice], users: Iterable[int]) -> dict
     return theirs
 
 
-def _messages(
+def sent_by_devices(
     answers: Answers, theirs: Mapping[int, Sequence[int]], gave: dict[int, int]
 ) -> Iterator[tuple[int, bytes]]:
     """What devices sent, and in `gave` how many of their people it is of."""
-    for first, answer in answers:
+    for device, answer in answers:
         if answer.message is not None:
-            gave[first] = sum(user not in answer.declined for user in theirs.get(first, ()))
-            yield first, answer.message
-
-
-def _of_people(answers: Answers, needed: int) -> dict[int, Tree]:
-    """What each person sent, in the order of their numbers: they are summed in it."""
-    updates: dict[int, Tree] = {}
-    for _, answer in answers:
-        updates.update(answer.updates)
-    if len(updates) < needed:
-        raise TooFew(len(updates))
-    return dict(sorted(updates.items()))
+            gave[device.first] = sum(user not in answer.declined for user in theirs.get(device.first, ()))
+            yield device.first, answer.message
 
 
 def _nothing(part: bytes) -> Tree:

@@ -162,7 +162,7 @@ class Correspondence:
         needed: int = 0,
         questions: Callable[[int], bytes] | None = None,
         roster: bytes = b"",
-    ) -> Iterator[tuple[int, Answer]]:
+    ) -> Iterator[tuple[RegisteredDevice, Answer]]:
         """Write to everyone concerned, and give the answers as they come, until the deadline.
 
         schema: the task's features, for whoever does not hold them. update: reads what one person sends.
@@ -207,7 +207,8 @@ class Correspondence:
 
         if where:
             write(where)
-            self._log("sent", kind=task.kind, release=task.release, devices=len(waiting))
+            part = {} if task.sum is None else {"exchange": task.sum.exchange}
+            self._log("sent", kind=task.kind, release=task.release, devices=len(waiting), **part)
         while (waiting or gone) and (left := end - time.monotonic()) > 0:
             if gone:
                 possible = answered + sum(weights[node] for node in {*waiting.values(), *gone})
@@ -223,9 +224,10 @@ class Correspondence:
                     gone[node] = (time.monotonic() + AWAY_SECONDS, reply.error)
                     continue
                 traffic[0] += len(reply.body)
+                device = self.known[node].device
                 try:
                     about = (digests[node], where[node], update)
-                    answer = answers.read(reply.body, self.known[node].device, *about, summed=questions is not None)
+                    answer = answers.read(reply.body, device, *about, summed=questions is not None)
                 except wire.Malformed as error:
                     self.refuse(node, error, where[node])
                     continue
@@ -234,14 +236,14 @@ class Correspondence:
                     self._rest(where[node])
                 elif not answer.lacks:
                     answered += len(answer.updates) + (answer.message is not None)
-                    self._silent.pop(self.known[node].device.fingerprint, None)
+                    self._silent.pop(device.fingerprint, None)
                     if answer.declined:
                         self._records.count("declined", len(answer.declined))
                     self.declined.update(answer.declined)
                     self._rest(answer.declined)
                     if answer.faults:
                         self.refuse(node, next(iter(answer.faults.values())), answer.faults)
-                    yield node, answer
+                    yield device, answer
                 elif asked[node] < most:
                     write([node])
                 else:

@@ -15,7 +15,7 @@ from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import LONGEST, MOST_INTERACTIONS
 from homebody.federation.server.records import FILE, Records, database_in
-from homebody.federation.service.text import is_loopback, split_address
+from homebody.federation.service.text import URL, is_loopback, split_address
 from homebody.files import read_settings
 from homebody.recipe import Recipe
 from homebody.settings import setting
@@ -67,6 +67,9 @@ class ServerPlan:
         high=86_400,
         unit="second",
     )
+    helper: str = option(
+        "", "The proxy that opens secure sums, https://HOST:PORT, for secure-sum:helper=true; '' for nobody."
+    )
     tls: bool = option(
         True, "Encrypt connections. --no-tls needs an address of this machine alone.", option="--tls/--no-tls"
     )
@@ -96,6 +99,8 @@ class ServerPlan:
         for name in ("database", "run"):
             if not getattr(self, name).strip():
                 raise HomebodyError(f"The server's {name} is empty: give a name.")
+        if self.helper:
+            _check_helper(self.helper)
         if self.metrics and not is_loopback(self.metrics.rpartition(":")[0].strip("[]")):
             raise HomebodyError(
                 f"/metrics on {self.metrics} could be read by anybody: serve it on 127.0.0.1, and ask through a proxy."
@@ -143,11 +148,16 @@ class ServerPlan:
         method = self._among_enough(method)
         for phase in method.phases:
             acting = phase.method or method
-            wire.refuse_unfit(acting, proxied=bool(self.reports))
+            wire.refuse_unfit(acting, proxied=bool(self.reports), helped=bool(self.helper))
             if self.recipe.every(method) and phase.evaluated:
                 telemetry(acting, self.recipe.measured())
             if acting.uplink.facts.secret:
                 self._check_sum(acting)
+        if self.helper and not any((phase.method or method).uplink.facts.helped for phase in method.phases):
+            raise HomebodyError(
+                f"No secure sum of {self.recipe.method} has a helper: leave out --helper, or put stages such as "
+                "--stage clip:norm=1 --stage secure-sum:helper=true --stage gaussian:z=2."
+            )
         self._check_what_devices_do(method)
         self._refuse_hopeless(method)
         return method
@@ -262,6 +272,14 @@ def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
     plan = ServerPlan.read(folder)
     with closing(connect(plan.database_in(folder), what="server's database")) as database:
         yield plan, Records(database)
+
+
+def _check_helper(url: str) -> None:
+    address = URL.fullmatch(url)
+    if not address or (address["port"] and not 0 < int(address["port"]) < 65536):
+        raise HomebodyError(f"A helper's address must be https://HOST:PORT, not '{url}'.")
+    if address["scheme"] == "http" and not is_loopback(address["host"]):
+        raise HomebodyError(f"A helper on another machine is reached by https://, not '{url}'.")
 
 
 def _recipe(values: Any) -> Recipe:

@@ -25,8 +25,8 @@ from homebody.federation.schema import FeatureSchema
 from homebody.federation.secure_sum.messages import FEWEST
 from homebody.federation.server.aggregate import (
     Answers,
-    Ask,
     LetterRoute,
+    NothingLeft,
     ProxyRoute,
     Route,
     Summed,
@@ -36,6 +36,7 @@ from homebody.federation.server.aggregate import (
     by_device,
     largest,
 )
+from homebody.federation.server.helped import HelpedRoute
 from homebody.federation.server.letters import PAUSE, Correspondence
 from homebody.federation.server.plan import NOBODY_PUBLIC, ServerPlan
 from homebody.federation.task import Task, asks, measuring, metric_names, telemetry
@@ -46,10 +47,13 @@ if TYPE_CHECKING:
     from homebody.core import Newcomer, Recommended
     from homebody.federation.flower.link import Link
     from homebody.federation.server.epochs import Epochs
+    from homebody.federation.server.helper import HelperClient
     from homebody.federation.server.records import Records
 
 __all__ = ["Flower", "within_range"]
 
+MOST_UNSENT = 2
+"""Attempts at a secure sum that may end before anything left a device, until the round is abandoned."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for devices to come back that it can do without."""
 
@@ -68,7 +72,8 @@ class Flower:
     """Sends the work of a round to the devices of its cohort, and adds up what comes back through the channel.
 
     plan: what letters say of the training, how long to wait, for how many, and what is let in. epochs: where reports
-    arrive that come through a proxy. schema: the features that devices know, where the method uses any.
+    arrive that come through a proxy. helper: who opens secure sums, where a method has a helper. schema: the features
+    that devices know, where the method uses any.
     """
 
     simulated = False
@@ -82,6 +87,7 @@ class Flower:
         *,
         keep: int | None = None,
         epochs: Epochs | None = None,
+        helper: HelperClient | None = None,
         schema: FeatureSchema | None = None,
         log: Callable[..., None] = lambda event, **facts: None,
     ) -> None:
@@ -92,7 +98,7 @@ class Flower:
         self.catalogue = self._schema.catalogue(records.n_items())
         self._letters = Correspondence(link, records, log, self._plan.most_faults)
         self._key, self._release = 0, records.notes().get("opened", "").partition(" ")[0].partition("#")[0]
-        self._step, self._keep, self._epochs = 0, keep, epochs
+        self._step, self._keep, self._epochs, self._helper = 0, keep, epochs, helper
         self._method: Method | None = None
         self._measured: Users | None = None
         self._roster, self._unlisted = "", ("", 0)
@@ -139,7 +145,7 @@ class Flower:
         return [number for number in numbers if number not in aside]
 
     def begin(self, method: Method, rng: Rng) -> None:
-        wire.refuse_unfit(method, proxied=self._epochs is not None)
+        wire.refuse_unfit(method, proxied=self._epochs is not None, helped=self._helper is not None)
         self._key, self._method = int(rng.key), method
 
     @property
@@ -181,12 +187,31 @@ class Flower:
         self._records.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
         self._records.count("rounds_abandoned")
 
+    def _begin_again(self, reason: str) -> None:
+        """Another attempt at the same release, with the same people, since nothing left a device; a few times only: it
+        may be that some of them do not come back."""
+        name, tries = self._attempt(), self._unsent() + 1
+        if tries > MOST_UNSENT:
+            self._give_up(reason=reason)
+            return
+        self._log("begun again", release=name, reason=reason)
+        self._records.note("unsent", f"{name} {tries}")
+        self._records.count("sums_begun_again")
+
+    def _unsent(self) -> int:
+        """How many attempts at a secure sum of this release ended before anything left a device."""
+        name, _, tries = self._records.notes().get("unsent", "").rpartition(" ")
+        return int(tries) if name == self._attempt() else 0
+
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted = wire.expected(method, shared, self.catalogue)
         within = bounds(method.uplink, self._plan.largest)
         task = self._task("train", step, rng)
         try:
             got = self._ask(method, shared, task, cohort.users.tolist(), wanted, within, _as_it_is)
+        except NothingLeft as error:
+            self._begin_again(str(error))
+            raise
         except Abandoned as error:
             self._give_up(reason=str(error))
             raise
@@ -226,7 +251,19 @@ class Flower:
                 if answers is None:
                     end = time.monotonic() + min(self._plan.deadline, route.left())
                     self._await(users, needed, end)
-                answers = self._answers(asked, body, end, traffic)
+                now = time.monotonic()
+                answers = self._letters.letters(
+                    asked.task,
+                    body,
+                    asked.users,
+                    now + asked.share * (end - now),
+                    schema=self._schema.content,
+                    traffic=traffic,
+                    update=asked.read,
+                    needed=asked.needed,
+                    questions=asked.questions,
+                    roster=asked.roster,
+                )
         except StopIteration as done:
             summed: Summed = done.value
             return _Answers(summed, self._fitted(method, users), traffic[0] + summed.beside, traffic[1])
@@ -258,33 +295,21 @@ class Flower:
             return ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
         if facts.secret:
             attempt = task.counted + self._attempt().removeprefix(task.release)
+            if tries := self._unsent():
+                attempt = f"{attempt if '#' in attempt else f'{attempt}#1'}.{tries + 1}"
             channel, devices = self._fitted(method, users), self._records.devices()
+            if facts.helped:
+                assert self._helper is not None  # refused when the phase began
+                records, blame, deadline = self._records, self._letters.blame, self._plan.deadline
+                return HelpedRoute(records, attempt, channel, wanted, devices, blame, self._helper, deadline)
             roster = self._records.roster() or b""
             return SumRoute(self._records, attempt, channel, wanted, devices, self._letters.blame, roster)
         return LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
 
     def _fitted(self, method: Method, users: list[int]) -> Channel:
-        """The method's channel, fitted to the devices that these people are on."""
-        channel = method.uplink
+        """The method's channel, fitted to the devices that these people are on, and to a helper that adds the noise."""
+        channel = method.uplink.noised_elsewhere()
         return channel.among(len(by_device(self._records.devices(), users))) if channel.facts.secret else channel
-
-    def _answers(self, asked: Ask, body: bytes, end: float, traffic: list[int]) -> Answers:
-        """Send what a conversation asks, and give the answers as they come."""
-        firsts = {node: state.device.first for node, state in self._letters.known.items()}
-        now = time.monotonic()
-        for node, answer in self._letters.letters(
-            asked.task,
-            body,
-            list(asked.users),
-            now + asked.share * (end - now),
-            schema=self._schema.content,
-            traffic=traffic,
-            update=asked.read,
-            needed=asked.needed,
-            questions=asked.questions,
-            roster=asked.roster,
-        ):
-            yield firsts[node], answer
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         self._measured = users = self._gathered()
@@ -340,8 +365,8 @@ class Flower:
         numbers = [number for state in there.values() for number in state.active]
         had, end = set(known), time.monotonic() + self._plan.deadline
         body = wire.encode_tree(shared, half=self._plan.half)
-        for node, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
-            known.add(there[node].device.fingerprint)
+        for device, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
+            known.add(device.fingerprint)
         if known != had:
             self._log("published", devices=len(known - had), items=self.catalogue.n_items)
         return known

@@ -23,6 +23,7 @@ from homebody.federation.flower.link import Link
 from homebody.federation.flower.protocol import LinkDown, Refused
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.epochs import Epochs
+from homebody.federation.server.helper import HelperClient
 from homebody.federation.server.monitor import Monitor
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
@@ -62,7 +63,8 @@ def train(folder: Path, *, once: bool = False) -> Result:
         epochs = Epochs(records, folder) if plan.reports else None
         content = records.features()
         schema = None if content is None else FeatureSchema.read(content)
-        runtime = Flower(link, records, plan, keep=keep, epochs=epochs, schema=schema, log=log)
+        helper = HelperClient.of(folder, plan.helper) if plan.helper else None
+        runtime = Flower(link, records, plan, keep=keep, epochs=epochs, helper=helper, schema=schema, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))

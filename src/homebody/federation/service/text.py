@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 import re
 import shutil
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from homebody.errors import HomebodyError
 
-__all__ = ["URL", "is_loopback", "making", "one_line", "read_file", "split_address"]
+__all__ = ["URL", "is_loopback", "making", "one_line", "read_authority", "read_file", "split_address"]
 
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
 _ADDRESS = re.compile(_HOST + r":(?P<port>[0-9]{1,5})")
@@ -83,3 +84,13 @@ def one_line(text: object, what: str, limit: int) -> str:
         shown = shown if len(shown) <= 80 else f"{shown[:80]} …"
         raise HomebodyError(f"{what} must be one line of 1 to {limit:,} characters, not {shown}.")
     return bare
+
+
+def read_authority(path: Path) -> bytes:
+    """The certificate of an authority in PEM form, as it is in the file."""
+    text = read_file(path)
+    try:
+        ssl.create_default_context(cadata=text.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise HomebodyError(f"{path} holds no certificate of an authority: it is a PEM file such as ca.pem.") from error
+    return text
