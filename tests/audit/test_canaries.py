@@ -118,6 +118,7 @@ def test_a_secure_sum_without_noise_tells_the_server_and_a_shuffle_does_not(simu
     assert lower(found(simulator, Channel(OneBit(epsilon=0.5, k=2), Shuffle()))["server"]) < 0.5
 
 
+@pytest.mark.slow
 def test_one_canary_in_many_trainings(simulator: Simulator) -> None:
     """Independent runs: Clopper and Pearson."""
     clients = found(simulator, Channel(Clip(1.0), Gaussian(z=0.3)), rounds=1, canaries=1, trials=60)["clients"]
