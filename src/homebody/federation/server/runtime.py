@@ -162,9 +162,14 @@ class Flower:
         asks += wire.digest(wire.encode_tree(shared, half=self._plan.half))
         name = self._attempt()
         before = self._records.opened(name)
-        if before is not None and self._records.notes().get("opened") != f"{name} {asks}":
-            self._give_up(reason="it would ask something else now")
+        other = before is not None and self._records.notes().get("opened") != f"{name} {asks}"
+        # As after a backup was restored: its sum may have been opened, and another one has other noise.
+        lost = before is not None and self._adds_up and self._records.sum(name) is None
+        if other or lost:
+            self._give_up(reason="it would ask something else now" if other else "what devices added up is not stored")
             return self.open(release, cohort, shared)
+        if before is None and self._adds_up:
+            self._records.begin_sum(name)
         if before is None:
             self._records.note("opened", f"{name} {asks}")
             self._records.open_round(name, cohort)
@@ -244,7 +249,9 @@ class Flower:
                 )
         except StopIteration as done:
             summed: Summed = done.value
-            return _Answers(summed, self._fitted(method, users), traffic[0] + summed.beside, traffic[1])
+            channel = self._fitted(method, users)
+            channel = channel.among(summed.parties) if summed.parties else channel
+            return _Answers(summed, channel, traffic[0] + summed.beside, traffic[1])
         except TooFew as few:
             declined = len(self._letters.declined)
             raise Abandoned(
@@ -264,11 +271,10 @@ class Flower:
         shared: str,
     ) -> Route:
         """The way by which this method's updates come back. shared: the digest of the shared parameters."""
-        facts = method.uplink.facts
+        facts, about = method.uplink.facts, asks(replace(task, shared=shared).header())
         if facts.shuffled:
             assert self._epochs is not None  # refused when the phase began
             name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
-            about = asks(replace(task, shared=shared).header())
             seconds = self._plan.deadline + self._plan.reports_wait
             return ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
         if facts.secret:
@@ -279,7 +285,7 @@ class Flower:
                 records, blame, deadline = self._records, self._letters.blame, self._plan.deadline
                 return HelpedRoute(records, attempt, channel, wanted, devices, blame, self._helper, deadline)
             roster = self._records.roster() or b""
-            return SumRoute(self._records, attempt, channel, wanted, devices, self._letters.blame, roster)
+            return SumRoute(self._records, attempt, about, channel, wanted, devices, self._letters.blame, roster)
         return LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
 
     def _fitted(self, method: Method, users: list[int]) -> Channel:
