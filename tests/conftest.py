@@ -15,10 +15,12 @@ import types
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from homebody.database import Database, connect
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 # ones.
 settings.register_profile("seeded", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("seeded")
+
+# A command line is worked out once for all tests, not at each call.
+typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 TESTS = Path(__file__).parent
 

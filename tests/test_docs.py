@@ -91,7 +91,7 @@ def test_files_that_the_architecture_and_the_glossary_name_exist() -> None:
 
 
 COMMANDS = sorted({(name_of(page), command) for page in PAGES for command in commands(page)})
-ABRIDGED = [pair for pair in COMMANDS if "…" in pair[1] or "--help" in pair[1] or len(pair[1].split()) == 2]
+ABRIDGED = [pair for pair in COMMANDS if "…" in pair[1] or "--help" in pair[1].split() or len(pair[1].split()) == 2]
 WHOLE = [pair for pair in COMMANDS if pair not in ABRIDGED]
 
 

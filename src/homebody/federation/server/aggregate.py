@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Ask",
     "LetterRoute",
+    "NothingLeft",
     "ProxyRoute",
     "Route",
     "SumRoute",
@@ -107,6 +108,10 @@ class TooFew(Abandoned):
     def __init__(self, answered: int) -> None:
         super().__init__(f"{several(answered, 'client')} answered, and more must.")
         self.answered = answered
+
+
+class NothingLeft(Abandoned):
+    """A secure sum ended before any device was asked for its vector: no update left a device."""
 
 
 class Route(Protocol):
@@ -295,6 +300,8 @@ class SumRoute:
             )
             try:
                 collector.take(sent_by_devices(answers, theirs, gave))
+            except Abandoned as error:
+                raise NothingLeft(str(error)) if asked.exchange in ("keys", "shares") else error from None
             finally:
                 for first in collector.faults.keys() - known:
                     self._blame(first, collector.faults[first])

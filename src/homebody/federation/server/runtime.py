@@ -26,6 +26,7 @@ from homebody.federation.secure_sum.messages import FEWEST
 from homebody.federation.server.aggregate import (
     Answers,
     LetterRoute,
+    NothingLeft,
     ProxyRoute,
     Route,
     Summed,
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Flower", "within_range"]
 
+MOST_UNSENT = 2
+"""Attempts at a secure sum that may end before anything left a device, until the round is abandoned."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for devices to come back that it can do without."""
 
@@ -189,12 +192,31 @@ class Flower:
         self._records.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
         self._records.count("rounds_abandoned")
 
+    def _begin_again(self, reason: str) -> None:
+        """Another attempt at the same release, with the same people, since nothing left a device; a few times only: it
+        may be that some of them do not come back."""
+        name, tries = self._attempt(), self._unsent() + 1
+        if tries > MOST_UNSENT:
+            self._give_up(reason=reason)
+            return
+        self._log("begun again", release=name, reason=reason)
+        self._records.note("unsent", f"{name} {tries}")
+        self._records.count("sums_begun_again")
+
+    def _unsent(self) -> int:
+        """How many attempts at a secure sum of this release ended before anything left a device."""
+        name, _, tries = self._records.notes().get("unsent", "").rpartition(" ")
+        return int(tries) if name == self._attempt() else 0
+
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted = wire.expected(method, shared, self.catalogue)
         within = bounds(method.uplink, self._plan.largest)
         task = self._task("train", step, rng)
         try:
             got = self._ask(method, shared, task, cohort.users.tolist(), wanted, within, _as_it_is)
+        except NothingLeft as error:
+            self._begin_again(str(error))
+            raise
         except Abandoned as error:
             self._give_up(reason=str(error))
             raise
@@ -279,6 +301,8 @@ class Flower:
             return ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
         if facts.secret:
             attempt = task.counted + self._attempt().removeprefix(task.release)
+            if tries := self._unsent():
+                attempt = f"{attempt if '#' in attempt else f'{attempt}#1'}.{tries + 1}"
             channel, devices = self._fitted(method, users), self._records.devices()
             if facts.helped:
                 assert self._helper is not None  # refused when the phase began
