@@ -204,11 +204,11 @@ class Terms:
             raise BadMessage("This is no description of a secure sum.")
         try:
             run, attempt, asks = (cursor.blob().decode() for _ in range(3))
-            numbers = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
+            parties, entries, width, least, colluding, people = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
         except UnicodeDecodeError as error:
             raise BadMessage("A name in the description of a secure sum is no text.") from error
         cursor.end()
-        return cls(run, attempt, *numbers, asks)
+        return cls(run, attempt, parties, entries, width, least, colluding, people, asks)
 
     @cached_property
     def digest(self) -> bytes:

@@ -167,12 +167,12 @@ class Flower:
         before = self._records.opened(name)
         other = before is not None and self._records.notes().get("opened") != f"{name} {asks}"
         # As after a backup was restored: its sum may have been opened, and another one has other noise.
-        lost = before is not None and self._adds_up and self._records.sum(name) is None
+        lost = before is not None and self._adds_up and self._records.sum(self._sum_attempt()) is None
         if other or lost:
             self._give_up(reason="it would ask something else now" if other else "what devices added up is not stored")
             return self.open(release, cohort, shared)
         if before is None and self._adds_up:
-            self._records.begin_sum(name)
+            self._records.begin_sum(self._sum_attempt())
         if before is None:
             self._records.note("opened", f"{name} {asks}")
             self._records.open_round(name, cohort)
@@ -201,12 +201,18 @@ class Flower:
             return
         self._log("begun again", release=name, reason=reason)
         self._records.note("unsent", f"{name} {tries}")
+        self._records.begin_sum(self._sum_attempt())
         self._records.count("sums_begun_again")
 
     def _unsent(self) -> int:
         """How many attempts at a secure sum of this release ended before anything left a device."""
         name, _, tries = self._records.notes().get("unsent", "").rpartition(" ")
         return int(tries) if name == self._attempt() else 0
+
+    def _sum_attempt(self) -> str:
+        """The name of the attempt at a secure sum; another one after an attempt that ended before anything left."""
+        name, tries = self._attempt(), self._unsent()
+        return f"{name if '#' in name else f'{name}#1'}.{tries + 1}" if tries else name
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted = wire.expected(method, shared, self.catalogue)
@@ -300,9 +306,7 @@ class Flower:
             seconds = self._plan.deadline + self._plan.reports_wait
             return ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
         if facts.secret:
-            attempt = task.counted + self._attempt().removeprefix(task.release)
-            if tries := self._unsent():
-                attempt = f"{attempt if '#' in attempt else f'{attempt}#1'}.{tries + 1}"
+            attempt = task.counted + self._sum_attempt().removeprefix(task.release)
             channel, devices = self._fitted(method, users), self._records.devices()
             if facts.helped:
                 assert self._helper is not None  # refused when the phase began
