@@ -234,6 +234,7 @@ class TestExample(MethodContract):
 
 
 class TestNotebook:
+    @pytest.mark.processes
     def test_it_runs_without_data_or_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("HOMEBODY_DATA", raising=False)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -242,6 +243,7 @@ class TestNotebook:
         assert "synthetic: 1,000 people" in printed
         assert "'server': inf" in printed
 
+    @pytest.mark.processes
     def test_it_prints_what_it_is_stored_with(
         self, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
