@@ -433,6 +433,24 @@ class TestHelperClient:
         assert len(rests) == 3
         assert [line["clients"] for line in one.records.rounds()] == [7]
 
+    def test_a_round_that_the_helper_did_not_begin_is_not_charged_again(
+        self, village: Callable[..., Any], helper: Helper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody was asked anything."""
+        one = village(replace(NOISY, rounds=1), deadline=1.0)
+        begin, tried = HelperClient.begin, list[bytes]()
+
+        def beginning(self: HelperClient, number: bytes, *given: Any) -> Any:
+            helper.away = not tried
+            tried.append(number)
+            return begin(self, number, *given)
+
+        monkeypatch.setattr(HelperClient, "begin", beginning)
+        one.fit()
+        assert len(set(tried)) == 2
+        assert one.told() == one.own(0, 0) == ["train/1"]
+        assert one.records.counters() == {"sums_begun_again": 1}
+
     def test_a_helper_that_stays_away(self, helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
         from tests.federation.proxy.test_helper import TERMS
 
