@@ -40,6 +40,8 @@ $(STAMP): $(CORE)
 demo: $(CORE)  ## compare four recommenders on MovieLens-100K
 	$(BIN)/homebody compare popularity fedials fedmf pfedrec --data ml-100k --seeds 1
 
+# Compiled modules are kept, also where a shell says otherwise: every process would compile all of them again.
+demo test test-fast test-faults test-random attack: export PYTHONDONTWRITEBYTECODE :=
 # Workers already fill the cores: one thread of linear algebra each.
 test test-fast test-faults test-random attack: export OMP_NUM_THREADS ?= 1
 test test-fast test-faults test-random attack: export NUMBA_NUM_THREADS ?= 1
@@ -50,8 +52,8 @@ PARALLEL := -n $(WORKERS) --maxprocesses=8 --dist worksteal
 test: $(STAMP)  ## run all tests, doctests and the notebook (WORKERS=n, ARGS="-k name")
 	$(PYTEST) $(PARALLEL) $(ARGS)
 
-test-fast: $(STAMP)  ## the same without tests that start processes
-	$(PYTEST) $(PARALLEL) -m "not processes and not faults and not attack" $(ARGS)
+test-fast: $(STAMP)  ## the same without tests that start processes, or that draw very many numbers
+	$(PYTEST) $(PARALLEL) -m "not processes and not slow and not faults and not attack" $(ARGS)
 
 test-faults: $(STAMP)  ## kill processes, cut networks, fill a disk: nothing acknowledged is lost
 	$(PYTEST) -m faults $(ARGS)

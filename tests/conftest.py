@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import inspect
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.shortcuts import install
 
 from homebody.database import Database, connect
 
@@ -35,6 +37,18 @@ settings.register_profile("seeded", derandomize=True, deadline=None, suppress_he
 settings.load_profile("seeded")
 
 TESTS = Path(__file__).parent
+
+
+# Collecting tests makes hundreds of thousands of objects that stay: looking through them for garbage, again and again,
+# would take a quarter of the time.
+gc.disable()
+install()
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, among what the tests make alone."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

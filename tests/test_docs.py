@@ -91,7 +91,7 @@ def test_files_that_the_architecture_and_the_glossary_name_exist() -> None:
 
 
 COMMANDS = sorted({(name_of(page), command) for page in PAGES for command in commands(page)})
-ABRIDGED = [pair for pair in COMMANDS if "…" in pair[1] or "--help" in pair[1] or len(pair[1].split()) == 2]
+ABRIDGED = [pair for pair in COMMANDS if "…" in pair[1] or "--help" in pair[1].split() or len(pair[1].split()) == 2]
 WHOLE = [pair for pair in COMMANDS if pair not in ABRIDGED]
 
 
@@ -234,6 +234,7 @@ class TestExample(MethodContract):
 
 
 class TestNotebook:
+    @pytest.mark.processes
     def test_it_runs_without_data_or_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("HOMEBODY_DATA", raising=False)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -242,6 +243,7 @@ class TestNotebook:
         assert "synthetic: 1,000 people" in printed
         assert "'server': inf" in printed
 
+    @pytest.mark.processes
     def test_it_prints_what_it_is_stored_with(
         self, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

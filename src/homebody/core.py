@@ -184,15 +184,30 @@ class Column(NamedTuple):
     - one: (N,) codes below `size`; 0 is unknown.
     - many: (N, W) codes below `size`, then -1.
     - number: (N,) standardised; 0, the mean, where it is missing.
+    - sequence: (N, W) codes below `size` in the order of a text's words, then -1; 0 is an unknown word.
     """
 
     values: Tensor
     size: int
-    kind: Literal["one", "many", "number"]
+    kind: Literal["one", "many", "number", "sequence"]
     text: bool = False
     """Whether the codes are words of a text, so that there may be very many."""
     view: str = ""
     """The view that holds it, if any: which app of a person's. Only features of people are in views."""
+    words: tuple[str, ...] = ()
+    """Of a sequence: the word of code c is in place c - 1."""
+    texts: tuple[str, ...] = ()
+    """Of a sequence: each item's text as the data has it, where the data is at hand; "" where an item has none."""
+
+    @property
+    def several(self) -> bool:
+        """Whether a row has several codes, then -1."""
+        return self.kind in ("many", "sequence")
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
+        return self.values.shape[1] if self.several else 1
 
 
 @dataclass(frozen=True, eq=False)

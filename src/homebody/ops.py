@@ -114,6 +114,20 @@ def _stacked(argument: Any, dim: int | None, clients: int) -> Any:
     return argument.expand(clients, *argument.shape) if dim is None else argument.movedim(dim, 0)
 
 
+def _arrays(*tensors: Tensor) -> list[Any]:
+    """Tensors as the arguments of compiled code, each row after the other: any other layout is compiled apart."""
+    return [tensor.contiguous().numpy() for tensor in tensors]
+
+
+def _words(tensor: Tensor) -> Any:
+    """A tensor of any kind as whole numbers of the same size: what copies it is compiled for each size, not each kind.
+
+    It may be one table for many clients, and is not copied.
+    """
+    array = tensor.numpy()
+    return array.view(f"i{array.itemsize}")
+
+
 def single(value: float) -> np.float32:
     """A number in 32 bits; one that is too large is the largest there is."""
     most = float(np.finfo(np.float32).max)
@@ -124,7 +138,7 @@ def single(value: float) -> np.float32:
 def _negatives(keys: Tensor, excluded: Tensor, n_items: int, count: int) -> Tensor:
     if keys.device.type == "cpu":
         out = torch.empty(len(keys), count, dtype=torch.int64)
-        kernels.draw_negatives(keys.numpy(), excluded.numpy(), n_items, out.numpy())
+        kernels.draw_negatives(*_arrays(keys, excluded), n_items, out.numpy())
         return out
     listed = (excluded < n_items).sum(1, keepdim=True)
     free = n_items - listed
@@ -153,7 +167,7 @@ def negatives(rng: Rng, data: Data, count: int) -> Tensor:
 def _shuffled(keys: Tensor, valid: Tensor) -> Tensor:
     if keys.device.type == "cpu":
         out = torch.empty(valid.shape, dtype=torch.int64)
-        kernels.permute(keys.numpy(), valid.numpy(), out.numpy())
+        kernels.permute(*_arrays(keys, valid), out.numpy())
         return out
     position = torch.arange(1, valid.shape[1] + 1, device=keys.device)
     hashes = (mix(keys[:, None] + position * GOLDEN) >> 33) & 0x7FFFFFFF
@@ -174,7 +188,7 @@ def shuffled(rng: Rng, valid: Tensor) -> Tensor:
 def _shuffles(keys: Tensor, valid: Tensor, count: int) -> Tensor:
     if keys.device.type == "cpu":
         out = torch.empty(len(keys), count, valid.shape[1], dtype=torch.int32)
-        kernels.permute_often(keys.numpy(), valid.numpy(), out.numpy())
+        kernels.permute_often(*_arrays(keys, valid), out.numpy())
         return out
     turn = torch.arange(1, count + 1, device=keys.device)
     streams = mix(keys[:, None] + turn * GOLDEN).flatten()
@@ -198,7 +212,7 @@ def _touched(items: Tensor, valid: Tensor, n_items: int) -> Tensors:
     if items.device.type == "cpu":
         index = torch.empty(rows, room, dtype=torch.int64)
         slot = torch.empty(rows, width, dtype=torch.int64)
-        kernels.touch(items.numpy(), valid.numpy(), n_items, index.numpy(), slot.numpy())
+        kernels.touch(*_arrays(items, valid), n_items, index.numpy(), slot.numpy())
         return index, slot
     padded = torch.where(valid, items, n_items)
     ordered, origin = padded.sort(dim=1)
@@ -255,8 +269,9 @@ def _labelled(
     if items.device.type == "cpu":
         out = torch.empty(rows, length * (1 + per_item), dtype=torch.int64)
         labels, real = torch.empty_like(out, dtype=torch.float32), torch.empty_like(out, dtype=torch.bool)
-        given = (draw.numpy(), order.numpy(), items.numpy(), valid.numpy(), excluded.numpy())
-        kernels.label(*given, n_items, per_item, out.numpy(), labels.numpy(), real.numpy())
+        kernels.label(
+            *_arrays(draw, order, items, valid, excluded), n_items, per_item, out.numpy(), labels.numpy(), real.numpy()
+        )
         return out, labels, real
     drawn = _negatives.cohort(draw, excluded, n_items, length * per_item).view(rows, length, per_item)
     # Each item stands before its negatives: a position must not depend on how long the padding is.
@@ -281,7 +296,7 @@ def labelled(rng: Rng, data: Data, per_item: int) -> tuple[Tensor, Tensor, Tenso
 def _take_rows(rows: Tensor, slot: Tensor) -> Tensor:
     if rows.device.type == "cpu":
         out = rows.new_empty(*slot.shape, rows.shape[2])
-        kernels.take_rows(rows.numpy(), slot.numpy(), out.numpy())
+        kernels.take_rows(_words(rows), *_arrays(slot), _words(out))
         return out
     return rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2]))
 
@@ -299,7 +314,7 @@ def take_rows(rows: Tensor, slot: Tensor) -> Tensor:
 def _add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float) -> Tensor:
     out = rows.clone(memory_format=torch.contiguous_format)
     if rows.device.type == "cpu":
-        kernels.add_rows(slot.numpy(), value.numpy(), single(scale), out.numpy())
+        kernels.add_rows(*_arrays(slot, value), single(scale), out.numpy())
         return out
     place = slot + torch.arange(len(slot), device=slot.device)[:, None] * rows.shape[1]
     with repeatable():
@@ -322,7 +337,7 @@ def _compiled(value: Tensor) -> bool:
 
 @for_cohort
 def _coalesced(index: Tensor, value: Tensor, size: int) -> Tensors:
-    if _compiled(value) and kernels.in_order(index.numpy(), value.numpy()):
+    if _compiled(value) and kernels.in_order(*_arrays(index, value)):
         return index.view_as(index), value.view_as(value)
     rows = torch.func.vmap(lambda at, of: Rows(at, of, size).coalesced())(index, value)
     return rows.index, rows.value
@@ -344,7 +359,7 @@ def coalesced(rows: Rows) -> Rows:
 def _power(value: Tensor, order: int) -> Tensor:
     if _compiled(value):
         out = torch.empty(len(value), dtype=torch.float64)
-        kernels.power(value.numpy(), order, out.numpy())
+        kernels.power(*_arrays(value), order, out.numpy())
         return out
     wide = value.to(torch.float64)
     return (wide.abs() if order == 1 else wide * wide).sum(1)
@@ -363,7 +378,7 @@ def power(value: Tensor, order: int) -> Tensor:
 def _scaled(value: Tensor, factor: Tensor) -> Tensor:
     out = torch.empty(value.shape, dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
     if _compiled(value):
-        kernels.scale(value.numpy(), factor.numpy(), out.numpy())
+        kernels.scale(*_arrays(value, factor), out.numpy())
         return out
     times = factor[:, None]
     return torch.where(times != 0, value.to(torch.float64) * times, 0).to(out.dtype)

@@ -117,7 +117,7 @@ class Recipe:
     item_features: str | None = setting(None, "A CSV or Parquet file with one row per item.", panel=OWN, path="file")
     kinds: dict[str, str] = setting(
         {},
-        "A column's kind: column=categorical, multi-hot, numeric or text; guessed by default; repeat.",
+        "A column's kind: column=categorical, multi-hot, numeric, text or sequence; guessed by default; repeat.",
         panel=OWN,
         option="--kind",
     )

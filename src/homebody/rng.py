@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import os
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 
 __all__ = ["DeviceRng", "Rng", "SystemRng"]
 
@@ -20,11 +23,46 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
+FEW = 1 << 12
+"""Up to so many numbers, numpy is several times as fast as torch."""
+
+
 def mix(bits: Tensor) -> Tensor:
     """SplitMix64's finaliser. Torch shifts arithmetically: the masks make the shifts logical."""
+    if _is_plain(bits) and bits.numel() <= FEW:
+        words = bits.numpy().reshape(-1).view(np.uint64)
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(_MIX_1 % 2**64)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(_MIX_2 % 2**64)
+        return torch.from_numpy((words ^ (words >> np.uint64(31))).view(np.int64)).reshape(bits.shape)
     bits = (bits ^ ((bits >> 30) & 0x3FFFFFFFF)) * _MIX_1
     bits = (bits ^ ((bits >> 27) & 0x1FFFFFFFFF)) * _MIX_2
     return bits ^ ((bits >> 31) & 0x1FFFFFFFF)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether this is a tensor in this machine's memory, and not one of a transform such as vmap."""
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and not functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _mixed(number: int) -> int:
+    """`mix` of one number, given and taken as unsigned."""
+    number = (number ^ (number >> 30)) * _MIX_1 % 2**64
+    number = (number ^ (number >> 27)) * _MIX_2 % 2**64
+    return number ^ (number >> 31)
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _number(name: int | str) -> int:
+    """The number of a stream's name."""
+    if isinstance(name, str):
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
+    number = operator.index(name)
+    if not -(2**63) <= number < 2**63:
+        raise OverflowError(f"A stream's number has 64 bits, and {number} has more.")
+    return number
 
 
 class Rng:
@@ -52,11 +90,14 @@ class Rng:
     def fold(self, *parts: int | str | Tensor) -> Rng:
         """The stream of this name below this one; a tensor of users gives one stream for each."""
         key = self.key
-        for part in parts:
-            if isinstance(part, str):
-                part = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "big", signed=True)
-            value = part if isinstance(part, Tensor) else torch.tensor(part, device=key.device)
-            key = mix(key ^ mix(value.to(torch.int64) + GOLDEN))
+        names = [part if isinstance(part, Tensor) else _mixed((_number(part) + GOLDEN) % 2**64) for part in parts]
+        for name in names:
+            if isinstance(name, Tensor):
+                key = mix(key ^ mix(name.to(torch.int64) + GOLDEN))
+            elif key.ndim == 0 and _is_plain(key):
+                key = torch.tensor(_signed(_mixed(int(key) % 2**64 ^ name)))
+            else:
+                key = mix(key ^ _signed(name))
         return type(self)(key)
 
     def next_key(self) -> Tensor:

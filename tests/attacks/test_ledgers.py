@@ -83,6 +83,7 @@ def check_parts(one: Counted, other: Counted) -> None:
         assert whole.epsilon <= sum(half.epsilon for half in halves) * SLACK
 
 
+@pytest.mark.slow
 @examples(80)
 @given(ledgers, st.tuples(events, few), st.sampled_from([1, 1, 3]))
 def test_one_more_charge_never_lowers_a_bound(ran: Counted, more: tuple[Event, int], group: int) -> None:
@@ -95,6 +96,7 @@ def test_the_order_of_charges_does_not_matter(ran: Counted) -> None:
     check_order(ran, CHEAP)
 
 
+@pytest.mark.slow
 @examples(8)
 @given(ledgers, st.tuples(events, few))
 def test_all_accountants_together(ran: Counted, more: tuple[Event, int]) -> None:

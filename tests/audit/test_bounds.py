@@ -213,6 +213,7 @@ class TestGaussian:
     def test_the_noncentral_distribution_is_students(self, t: float, freedom: int, error: float) -> None:
         assert stats.nct.sf(t, freedom, _noncentral(t, freedom, error)) == pytest.approx(error, rel=1e-6)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("mu", [0.25, 0.56, 2.0])
     def test_it_is_above_the_truth_exactly_as_often_as_stated(self, mu: float) -> None:
         """500 audits at 90 %: 50 are above, within 4 deviations."""

@@ -68,6 +68,7 @@ def lower(finding: Finding) -> float:
         Channel(Clip(1.0, order=1), Laplace(b=2)),
         Channel(Clip(1.0, order=1), Laplace(b=8, where="sum")),
         Channel(Clip(1.0), Skellam(z=1), SecureSum()),
+        Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=1)),
         Channel(OneBit(epsilon=0.5, k=2)),
         Channel(OneBit(epsilon=1.0, k=10), Shuffle()),
     ],
@@ -88,6 +89,7 @@ def test_lower_bounds_stay_under_what_is_certified(simulator: Simulator, uplink:
         (Channel(Clip(1.0), Gaussian(z=0.1)), 250, ["clients"]),
         (Channel(Clip(1.0, order=1), Laplace(b=0.5, where="sum")), None, ["clients", "public"]),
         (Channel(Clip(1.0), Skellam(z=0.3), SecureSum()), None, ["server", "clients"]),
+        (Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=0.3)), None, ["server", "clients"]),
         (Channel(Clip(1.0, order=1), Laplace(b=0.5)), None, ["server"]),
         (Channel(OneBit(epsilon=2.0, k=4)), None, ["server"]),
     ],
@@ -118,6 +120,7 @@ def test_a_secure_sum_without_noise_tells_the_server_and_a_shuffle_does_not(simu
     assert lower(found(simulator, Channel(OneBit(epsilon=0.5, k=2), Shuffle()))["server"]) < 0.5
 
 
+@pytest.mark.slow
 def test_one_canary_in_many_trainings(simulator: Simulator) -> None:
     """Independent runs: Clopper and Pearson."""
     clients = found(simulator, Channel(Clip(1.0), Gaussian(z=0.3)), rounds=1, canaries=1, trials=60)["clients"]

@@ -36,6 +36,7 @@ def test_a_plain_message_tells_all_and_noise_of_the_server_changes_nothing(
     assert found.auc.mean() > found.popularity.mean() + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedMF(factors=4), PFedRec(factors=4)])
 def test_noise_on_the_device_keeps_it_from_the_server(simulator: Simulator, method: FedMF | PFedRec) -> None:
     noisy = replace(method, uplink=Channel(Clip(1.0, order=1), Laplace(b=2)))

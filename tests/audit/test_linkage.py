@@ -111,6 +111,7 @@ def test_a_shuffle_that_is_none_is_found_out(bad: str) -> None:
     assert found.difference.value > 0.02
 
 
+@pytest.mark.slow
 def test_false_alarms_are_rare() -> None:
     """An interval of 95 % is above 0 in one of 40 views: of 30, five or more have a probability of 0.001."""
     alarms = [attack(*mixed(people(60, 20, seed), seed), seed=seed, pairs=1500).linked for seed in range(30)]

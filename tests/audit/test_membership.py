@@ -261,6 +261,7 @@ def test_it_finds_members_of_a_model_that_knows_them_by_heart() -> None:
     assert found["allowed"]["epsilon"] == "inf"
 
 
+@pytest.mark.slow
 def test_it_finds_nothing_in_noise() -> None:
     noisy = replace(SMALL, epochs=1, uplink=Channel(Clip(1.0), Gaussian(z=30.0)))
     done = split(people())

@@ -84,6 +84,7 @@ def test_values_are_the_gradient_that_the_paper_writes(simulator: Simulator) -> 
     assert {one.own for one in found.reports} == {True, False}
 
 
+@pytest.mark.slow
 def test_bits_are_tossed_with_that_chance(simulator: Simulator) -> None:
     """Of likely bits and of unlikely ones, over 100 people: within 4 standard errors of their chances."""
     reports = [one for user in range(0, 300, 3) for one in shown(FMFLDP(), simulator, user).reports]

@@ -80,6 +80,7 @@ class TestBound:
 
 
 class TestWithoutNoise:
+    @pytest.mark.slow
     def test_the_other_view_is_read(self, model: Fitted) -> None:
         found = attacked(model)
         (error,) = [one for one in found["errors"] if one["sigma"] == 0]
@@ -110,6 +111,7 @@ class TestWithoutNoise:
 
 
 class TestWithNoise:
+    @pytest.mark.slow
     def test_opposite_parts_are_told_apart_as_often_as_the_limit_says(self, model: Fitted) -> None:
         found = attacked(model, users=30, participations=[1, 5], sigmas=[1, 4], seed=3)
         for sigma, length in ((1, 1), (4, 1), (4, 5)):
@@ -119,6 +121,7 @@ class TestWithNoise:
             assert abs(one["accuracy"] - one["most"]) < 4 * spread
         assert not found["contradicted"]
 
+    @pytest.mark.slow
     def test_noise_as_drawn_hides_what_distances_say(self, model: Fitted) -> None:
         found = attacked(model, users=30, sigmas=[1], seed=4)
         for length in (1, 5):
@@ -133,6 +136,7 @@ class TestWithNoise:
         # A part is as long as the clip at most, and the noise has the clip as its deviation.
         assert error["median"] >= 0.95 * math.sqrt(numbers)
 
+    @pytest.mark.slow
     def test_too_little_noise_is_found_out(self, model: Fitted, monkeypatch: pytest.MonkeyPatch) -> None:
         def half(rng: Rng, depth: int, *shape: int) -> Tensor:
             return grid.gaussian(rng, depth, *shape) // 2
@@ -142,6 +146,7 @@ class TestWithNoise:
         assert found["contradicted"]
         assert guess(found, "opposite", 2, 1)["above"]
 
+    @pytest.mark.slow
     def test_a_loose_clip_is_found_out(self, model: Fitted, monkeypatch: pytest.MonkeyPatch) -> None:
         def loose(power: Tensor, order: int, norm: float) -> Tensor:
             return clip_factor(power, order, 2 * norm)
@@ -156,6 +161,7 @@ class TestWithNoise:
 
 
 class TestTowersThatStayHome:
+    @pytest.mark.slow
     def test_an_attacker_without_the_tower_is_tried_beside_one_with_it(self) -> None:
         found = attacked(trained(semi=True), sigmas=[0, 1])
         towers = {one["tower"] for one in found["guesses"]}

@@ -23,6 +23,7 @@ from homebody.federation.service.keys import make_report_key
 from homebody.privacy import OBSERVERS, Charge, Reports
 from homebody.progress import Round
 
+HELPED = ["--stage", "clip:norm=1", "--stage", "secure-sum:helper=true", "--stage", "gaussian:z=2"]
 SHUFFLED = ["--stage", "one-bit:epsilon=1,k=5", "--stage", "shuffle", "--evaluate-every", "0"]
 
 
@@ -129,6 +130,10 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         (["--method", "fedmf", "--reports", "127.0.0.1:9093"], "fedmf sends no reports through a proxy"),
         (["--method", "fedmf", *SHUFFLED, "--no-tls", "--reports", "0.0.0.0:9093"], "leave out --no-tls"),
         (["--method", "fedmf", "--delta", 2], "2"),
+        (["--method", "fedmf", *HELPED], "give the server its address (--helper https://HOST:PORT)"),
+        (["--method", "fedmf", "--helper", "https://127.0.0.1:9445"], "leave out --helper"),
+        (["--method", "fedmf", *HELPED, "--helper", "127.0.0.1:9445"], "must be https://HOST:PORT"),
+        (["--method", "fedmf", "--helper-ca", "nosuch.pem"], "nosuch.pem"),
     ],
 )
 def test_a_bad_setting_is_refused_in_a_sentence_and_makes_nothing(
@@ -147,6 +152,29 @@ def test_a_server_for_reports_says_what_its_proxy_needs(tmp_path: Path, items: P
     assert f"homebody keys add {folder} reports.pub --name NAME --proxy" in text
     with opened(folder) as (plan, _):
         assert (plan.reports, plan.reports_wait) == ("0.0.0.0:9093", 7)
+
+
+def test_a_server_with_a_helper_says_what_the_helper_needs(tmp_path: Path, items: Path) -> None:
+    proxy, folder = tmp_path / "proxy", tmp_path / "server"
+    text = said("proxy", "init", proxy, "--next", "")
+    assert f"homebody proxy allow {proxy} KEY.pub --server" in text
+    words = ["--method", "fedmf", *HELPED, "--items", items, "--helper", "https://127.0.0.1:9445"]
+    ca = proxy / "keys" / "ca.pem"
+    assert "give --helper, or leave it out" in refused(
+        "server", "init", folder, "--method", "fedmf", "--items", items, "--helper-ca", ca
+    )
+    key = folder / "keys" / "reports.pub"
+    text = said("server", "init", folder, *words, "--helper-ca", ca)
+    assert f"Give {key} to the operator of https://127.0.0.1:9445, who lets it have sums opened:" in text
+    assert (folder / "keys" / "helper-ca.pem").read_bytes() == ca.read_bytes()
+    assert (folder / "keys" / "reports.key").stat().st_mode & 0o777 == 0o600
+    with opened(folder) as (plan, _):
+        assert plan.helper == "https://127.0.0.1:9445"
+    assert answered("proxy", "allow", proxy, key, "--server") == {"added": 1, "servers": 1}
+    assert "helps 1 server; open sums: 0" in said("proxy", "status", proxy)
+    assert "give --server alone" in refused("proxy", "allow", proxy, key, "--server", "--people", 3)
+    assert answered("proxy", "forbid", proxy, key) == {"removed": 1, "senders": 0}
+    assert "is not registered" in refused("proxy", "forbid", proxy, key)
 
 
 def test_a_proxy_is_let_in_and_out(server: Path, tmp_path: Path) -> None:

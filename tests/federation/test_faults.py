@@ -387,3 +387,33 @@ def test_devices_and_the_trainer_killed_in_every_exchange_of_a_secure_sum(
     with opened(federation.server) as (_, records):
         assert [line["clients"] for line in records.rounds()] == [8] * 30
         assert math.isfinite(records.ledger().epsilons(1e-6)["server"]) == noisy
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_everybody_killed_in_rounds_whose_sums_a_helper_opens(few: Population, world: Make, noisy: bool) -> None:
+    """Devices, trainer and helper, before and after devices were asked."""
+    rng = np.random.default_rng(7)
+    last = ["clip:norm=1", "secure-sum:helper=true", "gaussian:z=2"]
+    stages = last if noisy else ["secure-sum:range=100,helper=true"]
+    recipe = Recipe("fedmf", "devices", {"factors": 4}, stages=stages, rounds=20, seed=4, evaluate_every=0)
+    federation = world(few, 4, recipe, helping=True, deadline=300.0)
+    federation.start(once=True)
+    started = 1
+    for who in ("device0", "trainer", "proxy", "device2", "proxy", "trainer", "proxy", "device0", "proxy", "trainer"):
+        federation.wait_for("server", "sent", federation.said("server", "sent", kind="train") + 1, kind="train")
+        time.sleep(rng.uniform(0, 0.3))
+        if who == "trainer":
+            os.kill(federation.trainer(), signal.SIGKILL)
+            started += 1
+            federation.wait_for("server", "started", started)
+        else:
+            federation.kill(who)
+            federation.start(who)
+        federation.wait_for("server", "round", federation.said("server", "round") + 1)
+    assert federation.finish() == 0
+    assert federation.said("server", "abandoned") == 0
+    assert federation.said("proxy", "set refused") == 0
+    federation.check(exact=not noisy)
+    with opened(federation.server) as (_, records):
+        assert [line["clients"] for line in records.rounds()] == [8] * 20
+        assert math.isfinite(records.ledger().epsilons(1e-6)["server"]) == noisy

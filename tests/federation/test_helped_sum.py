@@ -16,6 +16,7 @@ import torch
 from tests.federation.proxy.conftest import Client
 from tests.federation.test_secure_sum import HOMES, Killed, in_letters
 
+from homebody.data.partitions import everything
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
 from homebody.federation.device.reporter import Reporter
@@ -24,14 +25,17 @@ from homebody.federation.envelopes import epoch_keys, signing_keys
 from homebody.federation.proxy.admin import make
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender
+from homebody.federation.secure_sum.together import add_up_with_helper
 from homebody.federation.server import helper as helper_module
 from homebody.federation.server.helper import HelperClient
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.runtime import Flower
 from homebody.federation.task import HelpedTask, Task
+from homebody.fit import fit
 from homebody.privacy import HelpedRelease
 from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
+from homebody.simulation import Simulator
 
 METHODS = {"fedmf": {"factors": 4}, "pfedrec": {"factors": 4}, "fedials": {"factors": 4}}
 URL = "http://127.0.0.1:9445"
@@ -429,6 +433,24 @@ class TestHelperClient:
         assert len(rests) == 3
         assert [line["clients"] for line in one.records.rounds()] == [7]
 
+    def test_a_round_that_the_helper_did_not_begin_is_not_charged_again(
+        self, village: Callable[..., Any], helper: Helper, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody was asked anything."""
+        one = village(replace(NOISY, rounds=1), deadline=1.0)
+        begin, tried = HelperClient.begin, list[bytes]()
+
+        def beginning(self: HelperClient, number: bytes, *given: Any) -> Any:
+            helper.away = not tried
+            tried.append(number)
+            return begin(self, number, *given)
+
+        monkeypatch.setattr(HelperClient, "begin", beginning)
+        one.fit()
+        assert len(set(tried)) == 2
+        assert one.told() == one.own(0, 0) == ["train/1"]
+        assert one.records.counters() == {"sums_begun_again": 1}
+
     def test_a_helper_that_stays_away(self, helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
         from tests.federation.proxy.test_helper import TERMS
 
@@ -451,6 +473,26 @@ class TestHelperClient:
             client.begin(bytes(16), replace(TERMS, depth=3), 60, until)
         with pytest.raises(Abandoned, match="There is no such sum"):
             client.open(replace(epoch, id=bytes(range(16))), b"", until)
+
+
+@pytest.mark.parametrize("stages", [PLAN.stages, NOISY.stages, ["clip:norm=1", "secure-sum:helper=true,least=0.1"]])
+def test_a_plain_simulation_has_the_conversation_of_devices(
+    people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, stages: list[str]
+) -> None:
+    sums = list[int]()
+
+    def counted(vectors: Any, *given: Any) -> Any:
+        sums.append(len(vectors))
+        return add_up_with_helper(vectors, *given)
+
+    monkeypatch.setattr("homebody.federation.secure_sum.together.add_up_with_helper", counted)
+    split, recipe = everything(people(), seed=5), replace(PLAN, stages=stages)
+    plain, fused = (
+        fit(recipe.build(), Simulator(split, fused=how), rounds=2, seed=5, evaluate_every=0) for how in (False, True)
+    )
+    assert sums == [7, 7]
+    for name, value in fused.shared.items():  # the same seed draws the same noise
+        torch.testing.assert_close(plain.shared[name], value, rtol=0, atol=1e-4)
 
 
 def test_a_device_without_a_proxy_says_so(village: Callable[..., Any]) -> None:

@@ -153,6 +153,29 @@ def test_too_few_devices_open_nothing_and_a_new_attempt_is_charged_again(
     assert one.own(0, 0) == ["train/1", "train/1"]
 
 
+@pytest.mark.parametrize("exchange", ["keys", "shares"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_before_a_vector_left_a_sum_is_begun_again_without_a_charge(
+    town: Callable[..., Any], people: Callable[..., Any], exchange: str, times: int
+) -> None:
+    """A few times: then the round is abandoned, and is another release with people drawn anew."""
+    one = town(people(), HOMES, replace(NOISY, rounds=1), quorum=0.5)
+    lost: list[str] = []
+
+    def twist(kind: str, letter: bytes, answer: bytes) -> bytes | None:
+        if exchange_of(letter) == exchange and len(lost) < 2 * times:
+            lost.append(kind)
+            return None
+        return answer
+
+    one.mail.twisted["mark0"] = one.mail.twisted["mark1"] = twist
+    one.fit()
+    assert one.told() == ["train/1", "train/1#2"][: 1 + times // 3]
+    assert one.own(0, 0) == ["train/1"]
+    counted = {"sums_begun_again": min(times, 2), "answers_missing": 2 * times}
+    assert one.records.counters() == (counted if times < 3 else {**counted, "rounds_abandoned": 1})
+
+
 class Killed(Exception):
     pass
 

@@ -112,7 +112,8 @@ class World:
 
     proxied: each device comes through a network of its own. rooted: where the server's folder is, if elsewhere.
     popen: starts a process, as `subprocess.Popen` does.
-    shuffling: settings of a proxy that reports go through, where there is one. columns: features of items, and
+    shuffling: settings of a proxy that reports go through, where there is one. helping: there is a proxy that opens
+    secure sums. columns: features of items, and
     person_features of people, as `server init` takes them. apps: of each view that apps hold, what they know of each
     user; every device has an app for each, called DEVICE-VIEW. views: those, as `server init` takes them.
     """
@@ -127,6 +128,7 @@ class World:
         proxied: bool = False,
         rooted: Path | None = None,
         shuffling: dict[str, Any] | None = None,
+        helping: bool = False,
         columns: dict[str, list[str]] | None = None,
         person_features: Sequence[str] = (),
         views: Sequence[str] = (),
@@ -140,9 +142,12 @@ class World:
         people = np.array_split(np.arange(population.n_users), devices)
         self.server = (rooted or folder) / "server"
         self.proxies = [Proxy(self.port) for _ in range(devices)] if proxied else []
-        self.proxy = folder / "proxy" if shuffling is not None else None
+        self.proxy = folder / "proxy" if shuffling is not None or helping else None
+        self.proxy_port = free_port()
         if shuffling is not None:
             settings["reports"] = f"127.0.0.1:{free_port()}"
+        authority = self._make_helper(folder / "proxy") if helping else None
+        settings |= {"helper": f"https://127.0.0.1:{self.proxy_port}"} if helping else {}
         plan = ServerPlan(
             recipe,
             listen=f"127.0.0.1:{self.port}",
@@ -155,10 +160,11 @@ class World:
                 (f"i{item}", f"Item {item}", *(one[item] for one in own.values())) for item in range(population.n_items)
             ]
             csv.writer(file).writerows([("id", "name", *own), *rows])
-        make(self.server, plan, str(catalogue), [], person_features, views)
+        make(self.server, plan, str(catalogue), [], person_features, views, authority)
         self.intake_port = int(plan.reports.rpartition(":")[2] or 0)
-        self.proxy_port = free_port()
-        if self.proxy is not None:
+        if helping:
+            proxy_admin.allow(folder / "proxy", [self.server / "keys" / "reports.pub"], server=True)
+        elif self.proxy is not None:
             self._make_proxy(self.proxy, shuffling or {})
         self._sockets = Path(tempfile.mkdtemp(prefix="hb"))  # a socket's path is short
         self.apps: list[str] = []
@@ -167,6 +173,11 @@ class World:
             for view, known in (apps or {}).items():
                 self._make_app(device, view, {f"person {user}": known[user] for user in some})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def _make_helper(self, folder: Path) -> bytes:
+        """A proxy that opens sums alone; the certificate of its authority."""
+        proxy_admin.make(folder, proxy_settings.ProxySettings(next="", listen=f"127.0.0.1:{self.proxy_port}"))
+        return (folder / "keys" / "ca.pem").read_bytes()
 
     def _make_proxy(self, folder: Path, settings: dict[str, Any]) -> None:
         chosen = proxy_settings.ProxySettings(

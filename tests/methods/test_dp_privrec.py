@@ -411,6 +411,7 @@ def recipe(**changes: Any) -> Recipe:
 NOISE = ["clip:norm=1", "secure-sum", "gaussian:z=2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [[], ["clip:norm=0.5", "secure-sum", "gaussian"]])
 @pytest.mark.parametrize("pretraining", ["private", "public"])
 def test_calibration_spends_the_budget_over_all_that_is_charged(

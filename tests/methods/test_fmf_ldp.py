@@ -91,6 +91,7 @@ def test_the_steps_go_along_the_gradient_of_the_loss() -> None:
         assert slope == pytest.approx(-2 * f[place], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_decoded_mean_is_that_of_the_projected_gradients_within_four_standard_errors() -> None:
     split, k, epsilon = everything(TWO), 40, 1.0
     exact = [by_hand(taken.clip(max=1))[1] for taken in TAKEN]
@@ -259,6 +260,7 @@ def test_where_padding_stands_changes_nothing() -> None:
     torch.testing.assert_close(update["item"].dense(), plain["item"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_of_the_same_reports_the_improved_server_makes_more() -> None:
     split = leave_one_out(synthetic(Synthetic(users=3000, items=150, mean=15, factors=4, seed=5)), seed=1)
     found = {}

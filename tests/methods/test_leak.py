@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.synthetic import Synthetic, synthetic
@@ -24,6 +26,7 @@ def test_without_federation_the_published_protocol_finds_every_held_out_item() -
     assert hits["strict"] < 17 / 60
 
 
+@pytest.mark.slow
 def test_on_movielens_the_published_protocol_flatters(real_data: Path) -> None:
     people = load("ml-100k", data_dir=real_data)
     hits = {}

@@ -86,6 +86,7 @@ class TestPublishedTables:
     """DP-PrivRec's Tables 4 and 5, by the reading that explains them: each of a round's M deltas is counted as a
     composition of its own, 1000·M in all, with the general bound for sampling without replacement of autodp."""
 
+    @pytest.mark.slow
     def test_autodp_reproduces_every_row(self) -> None:
         from homebody.privacy.papers import PRIVREC_DELTAS, PRIVREC_TABLES
 

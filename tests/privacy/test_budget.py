@@ -32,6 +32,7 @@ class TestBudgets:
         assert most_rounds(event, 0.5, 0) == 0
         assert most_rounds(event, 100, 0, limit=7) == 7
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("relation", "sampling", "kind"),
         [

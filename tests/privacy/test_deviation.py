@@ -14,6 +14,7 @@ from homebody.rng import Rng
 ENTRIES, CLIENTS, TIMES = 20, 5, 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "channel",
     [

@@ -198,6 +198,7 @@ def planned(cohort: int, population: int, rounds: int) -> Any:
     return lambda channel: [(channel.charges(some), rounds)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "channel",
     [Channel(Clip(40.0), SecureSum(), Gaussian(9.0)), Channel(Clip(3.0, order=1), Laplace(1.0))],

@@ -226,6 +226,7 @@ class TestCharges:
 
 
 class TestRun:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("z", "relation", "expected"),
         [(4, "add-remove", 10.20), (1, "add-remove", 80.03), (4, "replace-one", 27.18), (1, "replace-one", 260.9)],

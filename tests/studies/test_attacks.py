@@ -186,8 +186,10 @@ def test_attacks(tmp_path: Path, write_paper: Write, begun: list[str]) -> None:
     assert len(begun) == before
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_how_far_a_look_is(tmp_path: Path, jobs: int) -> None:
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.processes)])
+def test_how_far_a_look_is(tmp_path: Path, jobs: int, request: pytest.FixtureRequest) -> None:
+    if jobs > 1:
+        request.getfixturevalue("warm_workers")
     recipe = Recipe("privrec", DATA, fields={"factors": 2, "hidden": "4", "epochs": 1}, rounds=1, cohort=5)
     told: list[tuple[int, int]] = []
     run_cells(

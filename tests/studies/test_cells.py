@@ -310,6 +310,7 @@ class TestKeys:
 
 
 class TestProcesses:
+    @pytest.mark.processes
     def test_they_give_the_same_results(self, tmp_path: Path) -> None:
         recipes = [FEDIALS, DIVERGING, POPULARITY, FEDIALS, replace(FEDIALS, seed=1)]
         told: list[CellProgress] = []

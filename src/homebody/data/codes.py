@@ -16,7 +16,7 @@ import polars as pl
 from homebody.data.columns import SEPARATOR
 from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["Code", "Pairs", "Scale", "encode_one", "listed", "places", "trigrams"]
+__all__ = ["Code", "Pairs", "Scale", "encode_one", "listed", "places", "trigrams", "words"]
 
 # Whatever is no letter, accent or digit parts two words.
 WORDS = r"[\p{L}\p{M}\p{N}]+"
@@ -33,6 +33,15 @@ class Pairs(NamedTuple):
     """The values, sorted."""
 
 
+def words(texts: pl.Series) -> pl.Series:
+    """The words of each text in their order, in lower case: runs of letters and digits.
+
+    >>> words(pl.Series(["A cat's nap, 2 a.m.", None])).to_list()
+    [['a', 'cat', 's', 'nap', '2', 'a', 'm'], None]
+    """
+    return texts.cast(pl.String).str.to_lowercase().str.extract_all(WORDS)
+
+
 def trigrams(texts: pl.Series) -> Pairs:
     """Each row's character 3-grams: those of its words, in lower case and with a # at both ends.
 
@@ -42,9 +51,9 @@ def trigrams(texts: pl.Series) -> Pairs:
     >>> grams.distinct.gather(grams.value).to_list()
     ['#a#', '#ca', 'cat', 'at#']
     """
-    words = listed(texts.cast(pl.String).str.to_lowercase().str.extract_all(WORDS))
+    used = listed(words(texts))
     # People use the same words again and again: each is cut up once.
-    marked = pl.DataFrame({"word": pl.int_range(len(words.distinct), eager=True), "text": words.distinct}).select(
+    marked = pl.DataFrame({"word": pl.int_range(len(used.distinct), eager=True), "text": used.distinct}).select(
         "word", (BOUNDARY + pl.col("text") + BOUNDARY).alias("text")
     )
     marked = marked.with_columns(pl.col("text").str.len_chars().alias("length"))
@@ -55,11 +64,11 @@ def trigrams(texts: pl.Series) -> Pairs:
     grams = pl.concat(pieces).sort("word", maintain_order=True)
     distinct = grams["gram"].unique().sort()
     gram = places(grams["gram"], distinct) - 1
-    many = np.bincount(grams["word"].to_numpy(), minlength=len(words.distinct))
+    many = np.bincount(grams["word"].to_numpy(), minlength=len(used.distinct))
     # For each word of each row, the places of that word's grams.
-    length = many[words.value]
-    begin = np.repeat((np.cumsum(many) - many)[words.value] - (np.cumsum(length) - length), length)
-    return Pairs(np.repeat(words.row, length), gram[begin + np.arange(len(begin))], distinct)
+    length = many[used.value]
+    begin = np.repeat((np.cumsum(many) - many)[used.value] - (np.cumsum(length) - length), length)
+    return Pairs(np.repeat(used.row, length), gram[begin + np.arange(len(begin))], distinct)
 
 
 def listed(lists: pl.Series) -> Pairs:
@@ -122,23 +131,30 @@ class Code:
     ((array(2), ''), (array(0), "'spy' is no job that training knows; it counts as unknown."), (array(0), ''))
     >>> Code("many", ("Drama", "War")).of("genres", "War|Drama|Noir")[0].tolist()
     [1, 2]
+    >>> Code("sequence", ("a", "cat"), text=True, width=4).of("title", "Cat and a cat")[0].tolist()
+    [2, 0, 1, 2]
     >>> town = Code("one", buckets=64)
     >>> town.size, town.of("town", "Ulm")
     (65, (array(42), ''))
     """
 
-    kind: Literal["one", "many", "number"]
+    kind: Literal["one", "many", "number", "sequence"]
     values: tuple[str, ...] = ()
     """The value of code c is in place c - 1."""
     text: bool = False
     """Whether they are pieces of a text."""
     scale: Scale = Scale()
     width: int = 1
-    """Columns of a row of several codes, where nobody has more."""
+    """Columns of a row of several codes, where nobody has more; a longer sequence is cut there."""
     buckets: int = 0
     """Into how many buckets values are hashed in place of a vocabulary; 0: they are listed in `values`."""
     view: str = ""
     """The view that the feature is in, if any."""
+
+    @property
+    def several(self) -> bool:
+        """Whether a row has several codes, then -1."""
+        return self.kind in ("many", "sequence")
 
     @property
     def size(self) -> int:
@@ -159,7 +175,7 @@ class Code:
     def unknown(self, rows: int | None = None) -> Numbers:
         """The numbers of somebody of whom it is not known, or of so many."""
         shape = () if rows is None else (rows,)
-        if self.kind == "many":
+        if self.several:
             return np.full((*shape, self.width), -1, dtype=np.int64)
         return np.zeros(shape, dtype=np.float32 if self.kind == "number" else np.int64)
 
@@ -169,6 +185,8 @@ class Code:
             return self.unknown(), ""
         if self.kind == "number":
             return self._amount(name, value)
+        if self.kind == "sequence":
+            return self._sequence(name, value)
         parts = [_plain(value)] if self.kind == "one" else self._parts(value)
         places = {part: self.place(part) for part in parts}
         codes = sorted({place for place in places.values() if place})
@@ -185,6 +203,14 @@ class Code:
             return np.array(codes[0] if codes else 0, dtype=np.int64), note
         row = np.full(max(self.width, len(codes)), -1, dtype=np.int64)
         row[: len(codes)] = codes
+        return row, note
+
+    def _sequence(self, name: str, value: object) -> tuple[Numbers, str]:
+        read = words(pl.Series([str(value)]))[0].to_list()[: self.width]
+        row = self.unknown()
+        row[: len(read)] = [self.place(word) for word in read]
+        strange = int((row == 0).sum())
+        note = f"{strange} of {len(read)} words of {name} are unknown to training." if strange else ""
         return row, note
 
     def _amount(self, name: str, value: object) -> tuple[Numbers, str]:
@@ -234,7 +260,12 @@ class Code:
                 kind, buckets = kind.removeprefix("hashed-"), record["buckets"]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise _not_a_code() from None
-        fit = kind in ("one", "many", "number") and type(text) is bool and type(width) is int and 1 <= width <= LARGEST
+        fit = (
+            kind in ("one", "many", "number", "sequence")
+            and type(text) is bool
+            and type(width) is int
+            and 1 <= width <= LARGEST
+        )
         fit = fit and isinstance(values, list) and all(type(text) is str for text in (view, *values))
         fit = fit and type(buckets) is int and 0 <= buckets <= LARGEST and not (buckets and values)
         if not fit or len(scale) not in (3, 4) or not all(map(math.isfinite, scale)) or not scale[0] or not scale[2]:

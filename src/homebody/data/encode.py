@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.codes import Code, Pairs, Scale, listed, places, trigrams
+from homebody.data.codes import Code, Pairs, Scale, listed, places, trigrams, words
 from homebody.data.population import Features, Kind
-from homebody.data.vocabularies import Counted
+from homebody.data.vocabularies import Counted, Declaration, Words
 from homebody.errors import HomebodyError
 from homebody.rng import Rng
 
@@ -25,12 +25,13 @@ class EncodedColumn(NamedTuple):
     - one: (N,) int64 codes; 0 is unknown or missing.
     - many: (N, W) int64 codes in ascending order, then -1; 0 is never used.
     - number: (N,) float32.
+    - sequence: (N, W) int64 codes in the order of the text, then -1; 0 is an unknown word.
     """
 
     values: npt.NDArray[Any]
     size: int
     """Codes are below it: the vocabulary's length and one more; 1 for numbers."""
-    kind: Literal["one", "many", "number"]
+    kind: Literal["one", "many", "number", "sequence"]
     text: bool = False
     """Whether the codes are pieces of a text."""
     view: str = ""
@@ -62,7 +63,8 @@ def encode(
     """Numbers for every row, by the vocabularies that are declared, or by what the `known` rows have.
 
     The known rows are those of training users, items or interactions. Categories are numbered from 1, in sorted
-    order where they are found. A text is the set of the character 3-grams of its words (`trigrams`). Numbers are
+    order where they are found. A text is the set of the character 3-grams of its words (`trigrams`). A sequence is its
+    first words in their order; the words of all rows are its vocabulary, because texts of items are public. Numbers are
     standardised by their declared scale, or by the known rows' mean and standard deviation; a missing one is 0, the
     mean. `unit` is what the notes call the rows. owners: whose each row is, where a person may have several. rng:
     what noise on counts is drawn from.
@@ -89,6 +91,9 @@ def encode(
         if kind == "numeric":
             code = said if isinstance(said, Code) else _scaled(values, known, note)
             columns[name], written[name] = _number(values, code, note), code
+            continue
+        if kind == "sequence":
+            columns[name], written[name] = _sequence(values, said, note)
             continue
         pairs = _pairs(values, kind)
         if isinstance(said, Code):
@@ -176,6 +181,20 @@ def _many(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> EncodedC
     what = "3-gram" if code.text else "value"
     note.add(lost, f"a {what} of '{note.column}' that {note.strange} ({different:,} different); it is dropped")
     return EncodedColumn(matrix, size, "many", code.text)
+
+
+def _sequence(values: pl.Series, said: Declaration | None, note: _Notes) -> tuple[EncodedColumn, Code]:
+    most = said.width if isinstance(said, Code) else (said if isinstance(said, Words) else Words()).count
+    pairs = listed(words(values).list.head(most))  # in the order of the texts
+    counts = np.bincount(pairs.row, minlength=len(values))
+    code = said if isinstance(said, Code) else None
+    code = code or Code("sequence", tuple(pairs.distinct), text=True, width=max(1, int(counts.max(initial=0))))
+    matrix = np.full((len(values), code.width), -1, dtype=np.int64)
+    matrix[pairs.row, np.arange(len(pairs.row)) - (np.cumsum(counts) - counts)[pairs.row]] = _places(pairs, code)
+    note.add(int((counts == 0).sum()), f"no words of '{note.column}'")
+    strange = int((matrix == 0).any(1).sum())
+    note.add(strange, f"a word of '{note.column}' that {note.strange}; it counts as unknown")
+    return EncodedColumn(matrix, code.size, "sequence", text=True), code
 
 
 def _amounts(values: pl.Series) -> npt.NDArray[np.float64]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Features", "Impressions", "Kind", "Population", "UserItems", "build", "whole_times"]
 
-Kind = Literal["categorical", "multi-hot", "numeric", "text"]
+Kind = Literal["categorical", "multi-hot", "numeric", "text", "sequence"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 NEEDS = ("ratings", "times", "user features", "item features", "impressions")
 """What a method may say it needs of the data."""
@@ -31,8 +31,9 @@ Clock = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 class Features:
     """A table, one row for each user, item or interaction, and the kind of every column.
 
-    Categorical columns hold texts or whole numbers, multi-hot ones lists of texts, numeric ones numbers, and
-    text ones texts, of which the character 3-grams are taken. Null means that nothing is known.
+    Categorical columns hold texts or whole numbers, multi-hot ones lists of texts, numeric ones numbers, text ones
+    texts, of which the character 3-grams are taken, and sequences texts, of which the words are taken in their order.
+    Null means that nothing is known.
 
     >>> ages = Features(pl.DataFrame({"age": [25, None]}), {"age": "numeric"})
     >>> len(ages), ages.names
@@ -186,7 +187,7 @@ class Population:
     from, asked, drawn as a negative nor ranked."""
 
     def __post_init__(self) -> None:
-        problem = self._row_problem() or self._size_problem()
+        problem = self._row_problem() or self._size_problem() or self._kind_problem()
         if problem:
             raise HomebodyError(f"The population '{self.name}' {problem}.")
 
@@ -326,6 +327,14 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
         for label, column, expected, unit in columns:
             if column is not None and len(column) != expected:
                 return f"has {len(column)} rows of {label} for {expected} {unit}"
+        return None
+
+    def _kind_problem(self) -> str | None:
+        """Words in their order are read of items alone, whose texts are public."""
+        for features in (self.user_features, self.contexts):
+            for name, kind in {} if features is None else features.kinds.items():
+                if kind == "sequence":
+                    return f"has '{name}' as a sequence of words, which only items have: give --kind {name}=text"
         return None
 
 

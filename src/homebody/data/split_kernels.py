@@ -6,7 +6,7 @@ import numba as nb
 import numpy as np
 
 from homebody.kernels import ZERO, Array, below, nth_outside
-from homebody.parallel import parallel
+from homebody.parallel import inner, parallel
 
 __all__ = [
     "candidates",
@@ -61,7 +61,7 @@ def pad_items(lower, upper, users, start, stop, items, out, valid):
             valid[row, i] = inside
 
 
-@nb.njit
+@inner()
 def _next(user, bounds, ordered, which, at, also, place):
     """The smallest item under the cursors of the chosen parts and of the common list; -1 at the end."""
     item = -1
@@ -75,7 +75,7 @@ def _next(user, bounds, ordered, which, at, also, place):
     return item
 
 
-@nb.njit
+@inner()
 def _merge(user, bounds, ordered, take, leave, also, out):
     """The distinct items of a user's chosen parts and of the common list, less those of the left ones."""
     parts = len(take)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 
 from homebody.core import Catalogue, Column
@@ -293,12 +294,21 @@ class Split:
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """What everyone knows; of the users, which features they have."""
-        items = {name: _column(column, device) for name, column in self.encoded["items"].columns.items()}
+        items = {
+            name: self._item_column(name, column, device) for name, column in self.encoded["items"].columns.items()
+        }
         people, contexts = (
             {name: _column(column, device, rows=0) for name, column in self.encoded[unit].columns.items()}
             for unit in ("users", "contexts")
         )
         return Catalogue(self.n_items, items, people, contexts)
+
+    def _item_column(self, name: str, column: EncodedColumn, device: torch.device | str) -> Column:
+        if column.kind != "sequence":
+            return _column(column, device)
+        features = self.population.item_features
+        texts = () if features is None else tuple(features.table[name].cast(pl.String).fill_null(""))
+        return _column(column, device)._replace(words=self.encoded["items"].codes[name].values, texts=texts)
 
     def numbered(self, users: Longs) -> Longs:
         """The numbers that these users draw their random numbers by."""

@@ -8,7 +8,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from homebody.parallel import parallel
+from homebody.parallel import inner, parallel
 
 __all__ = ["alias_tables", "draw_histories", "draw_lengths"]
 
@@ -98,7 +98,7 @@ def alias_tables(
     return keep, other
 
 
-@nb.njit
+@inner()
 def _sort(items, holder, user):
     """Bring distinct items into ascending order, which `holder` says are this user's; numpy's sort takes two seconds to
     compile. Many are read off the whole catalogue, few are moved one by one."""

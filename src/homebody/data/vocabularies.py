@@ -23,16 +23,18 @@ from homebody.data.population import Features, Kind, Population
 from homebody.errors import HomebodyError, unknown_name
 from homebody.rng import Rng
 
-__all__ = ["ALL", "FORMS", "Counted", "Declaration", "Found", "declare", "found_in", "kinds_of", "parse"]
+__all__ = ["ALL", "FORMS", "Counted", "Declaration", "Found", "Words", "declare", "found_in", "kinds_of", "parse"]
 
 ALL = "*"
 """The name that stands for every feature of people and circumstances that is not named."""
 FORMS = (
     "found, VALUE,VALUE, file:PATH, hash:SIZE or private:EPSILON (with many: or text: before it where one person has "
-    "several), number:MEAN:SPREAD or range:LOW:HIGH"
+    "several), number:MEAN:SPREAD or range:LOW:HIGH, or words:COUNT for a text of items"
 )
 DELTA = 1e-9
 """The δ of a private vocabulary, unless one is given."""
+LONGEST = 4096
+"""The most words of a sequence."""
 LOOSEST = 15.0
 """The largest ε of a private vocabulary."""
 INEXACT = 2.0**-40
@@ -111,7 +113,21 @@ class Counted:
         return np.asarray((counts > 0) & (counts + noise >= self.threshold))
 
 
-Declaration = Code | Counted | Found
+@dataclass(frozen=True)
+class Words:
+    """The first words of a text of items, in their order.
+
+    All items' texts are public, those that nobody met in training too, so their words are the vocabulary.
+    """
+
+    count: int = 30
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= LONGEST:
+            raise HomebodyError(f"A sequence has 1 to {LONGEST:,} words of a text, not {self.count}.")
+
+
+Declaration = Code | Counted | Found | Words
 
 
 def discrete_laplace(scale: float, count: int, rng: Rng) -> Longs:
@@ -132,8 +148,8 @@ def parse(name: str, text: str) -> Declaration:
     (('cook', 'vet'), 65, 'many')
     >>> parse("height", "number:170:10").of("height", "180")[0].tolist()
     1.0
-    >>> parse("town", "private:0.5"), parse("town", "found")
-    (Counted(epsilon=0.5, delta=1e-09, kind='one', text=False), Found())
+    >>> parse("town", "private:0.5"), parse("town", "found"), parse("title", "words:30")
+    (Counted(epsilon=0.5, delta=1e-09, kind='one', text=False), Found(), Words(count=30))
     """
     said = text.strip()
     if said == "found":
@@ -156,7 +172,9 @@ def parse(name: str, text: str) -> Declaration:
     elif form == "private" and len(numbers) in (1, 2):
         failing = numbers[1] if len(numbers) == 2 else DELTA
         return Counted(numbers[0], failing, kind, text=shape == "text")
-    elif form not in ("number", "range", "hash", "private"):
+    elif form == "words" and shape == "one" and rest.strip().isdecimal():
+        return Words(int(rest))
+    elif form not in ("number", "range", "hash", "private", "words"):
         values = _listed(Path(rest)) if form == "file" else [part.strip() for part in said.split(",")]
         if values and all(values):
             return Code(kind, tuple(dict.fromkeys(values)), shape == "text")
@@ -235,7 +253,9 @@ def _with(features: Features | None, given: Mapping[str, Declaration], rest: Dec
     return replace(features, declared={**old, **declared})
 
 
-def _kind(said: Code | Counted) -> Kind:
+def _kind(said: Code | Counted | Words) -> Kind:
+    if isinstance(said, Words) or said.kind == "sequence":
+        return "sequence"
     if said.kind == "number":
         return "numeric"
     return "text" if said.text else "multi-hot" if said.kind == "many" else "categorical"

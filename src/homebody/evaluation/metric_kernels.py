@@ -5,12 +5,11 @@ A score that is no number, of another item, is no less than anything; of a relev
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import torch
 
 from homebody.kernels import ZERO
-from homebody.parallel import parallel
+from homebody.parallel import inner, parallel
 
 __all__ = ["among", "in_catalogue"]
 
@@ -44,7 +43,7 @@ def _in_catalogue(lower, upper, scores, owner, relevant, seen, above, tied, othe
         others[row] = _catalogue_row(scores[owner[row]], relevant[row], seen[row], above[row], tied[row])
 
 
-@nb.njit
+@inner()
 def _listed_row(scores, relevant, listed, above, tied):
     others = 0
     for item in listed:
@@ -63,7 +62,7 @@ FEW = 24
 """So many relevant items are counted one by one, in a loop that the compiler vectorises."""
 
 
-@nb.njit
+@inner()
 def _one(scores, target):
     above, tied = 0, 0
     for item in range(len(scores)):
@@ -72,7 +71,7 @@ def _one(scores, target):
     return above, tied
 
 
-@nb.njit
+@inner()
 def _not_above(ascending, score):
     """How many of these the score is not below: all of them where it is no number."""
     before, left = 0, len(ascending)
@@ -83,7 +82,7 @@ def _not_above(ascending, score):
     return before + (not (score < ascending[before]))
 
 
-@nb.njit
+@inner()
 def _catalogue_row(scores, relevant, seen, above, tied):
     count, left_out = ZERO, 0
     for item in relevant:
@@ -97,7 +96,7 @@ def _catalogue_row(scores, relevant, seen, above, tied):
     return len(scores) - left_out - count
 
 
-@nb.njit
+@inner()
 def _one_by_one(scores, relevant, seen, above, tied):
     for j in range(len(relevant)):
         if relevant[j] < 0:
@@ -111,7 +110,7 @@ def _one_by_one(scores, relevant, seen, above, tied):
                     tied[j] -= 1 if scores[item] == target else 0
 
 
-@nb.njit
+@inner()
 def _all_at_once(scores, relevant, seen, count, above, tied):
     """One pass over the catalogue: between which of the relevant scores, in ascending order, does each one lie?"""
     ascending = np.empty(count, dtype=scores.dtype)

@@ -77,7 +77,7 @@ class FeatureSchema:
     def catalogue(self, n_items: int) -> Catalogue:
         """The catalogue of the first `n_items` items."""
         values = {name: torch.from_numpy(self._of_items(name, n_items)) for name in self.items}
-        items = {name: Column(values[name], *_form(code)) for name, code in self.items.items()}
+        items = {name: Column(values[name], *_form(code), words=_words(code)) for name, code in self.items.items()}
         nobody = {name: torch.from_numpy(code.unknown(0)) for name, code in self.people.items()}
         people = {name: Column(nobody[name], *_form(code), code.view) for name, code in self.people.items()}
         return Catalogue(n_items, items, people)
@@ -114,6 +114,10 @@ class FeatureSchema:
         return np.concatenate([numbers, self.items[name].unknown(n_items - len(numbers)).astype(numbers.dtype)])
 
 
+def _words(code: Code) -> tuple[str, ...]:
+    return code.values if code.kind == "sequence" else ()
+
+
 def _form(code: Code) -> tuple[int, Any, bool]:
     return code.size, code.kind, code.text
 
@@ -122,20 +126,20 @@ def _stacked(rows: Sequence[Numbers], code: Code) -> Numbers:
     """Rows of people, those of several codes padded to the widest."""
     if not rows:
         return code.unknown(0)
-    if code.kind != "many":
+    if not code.several:
         return np.stack(rows)
     width = max(len(row) for row in rows)
     return np.stack([np.pad(row, (0, width - len(row)), constant_values=-1) for row in rows])
 
 
 def _refuse_misfit(code: Code, values: Any) -> None:
-    fit = isinstance(values, Tensor) and values.ndim == (2 if code.kind == "many" else 1)
+    fit = isinstance(values, Tensor) and values.ndim == (2 if code.several else 1)
     fit = fit and values.dtype == (torch.float32 if code.kind == "number" else torch.int64)
     if fit and code.kind == "number":
         fit = bool(torch.isfinite(values).all())
     elif fit and values.numel():
-        least = -1 if code.kind == "many" else 0
+        least = -1 if code.several else 0
         fit = least <= int(values.min()) and int(values.max()) < code.size
-        fit = fit and (code.kind != "many" or values.shape[1] == code.width)
+        fit = fit and (not code.several or values.shape[1] == code.width)
     if not fit:
         raise wire.Malformed("The schema has numbers of an item that its feature does not have.")

@@ -47,7 +47,7 @@ MOST_OF_A_NAME = 900
 MOST_NEGATIVES = 100_000
 MOST_CUTOFFS = 100
 MOST_STAGES = 16
-_TO_ONE_DEVICE = frozenset({"first", "people", "epoch", "keep"})
+_NOT_COMMON = frozenset({"first", "people", "epoch", "keep", "sum"})
 """Fields of a letter that are for one device only, or not about the work."""
 
 
@@ -72,6 +72,11 @@ class HelpedTask:
     def exchange(self) -> Literal["masked"]:
         """A device sends its vector, masked."""
         return "masked"
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing more is asked in this attempt: it always is the case."""
+        return True
 
     @property
     def digest(self) -> bytes:
@@ -99,6 +104,11 @@ class SumTask:
     def digest(self) -> bytes:
         """Stands for the attempt, whatever the exchange."""
         return self.terms.digest
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing more is asked in this attempt."""
+        return self.exchange == EXCHANGES[-1]
 
     @classmethod
     def read(cls, said: Mapping[str, Any]) -> SumTask | HelpedTask:
@@ -289,7 +299,7 @@ def asks(header: Mapping[str, Any]) -> str:
     >>> asks({"do": "train", "first": 0}) == asks({"first": 7, "do": "train"})
     True
     """
-    common = {name: value for name, value in header.items() if name not in _TO_ONE_DEVICE}
+    common = {name: value for name, value in header.items() if name not in _NOT_COMMON}
     return wire.digest(json.dumps(common, sort_keys=True).encode())
 
 

@@ -319,7 +319,7 @@ class FLMVDSSM(Method):
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         tower, numbers, views = self.tower, self.shared_numbers(catalogue), len(self.people(catalogue))
-        listed = sum(one.values.shape[1] if one.kind == "many" else 1 for one in self.items(catalogue).values())
+        listed = sum(one.width for one in self.items(catalogue).values())
         drawn = min(self.batch_size or longest, longest) * (1 + self.negatives)
         rows, units = drawn * listed, sum(tower.widths)
         touched = min(rows, row_count(self.items(catalogue))) * tower.widths[0]

@@ -91,7 +91,7 @@ class Vocabulary:
     @property
     def values(self) -> int:
         """The most rows that describe one interaction: its person, its circumstances and its item."""
-        return sum(column.values.shape[1] if column.kind == "many" else 1 for column in self.columns)
+        return sum(column.width for column in self.columns)
 
     @property
     def unknown(self) -> list[int]:
@@ -131,15 +131,15 @@ class Vocabulary:
             if given is None:
                 given = torch.zeros(shape, dtype=torch.float32 if column.kind == "number" else torch.int64)
                 given = given.to(column.values.device)
-                given = given if column.kind != "many" else given[..., None] - 1
+                given = given[..., None] - 1 if column.several else given
             if column.kind == "number":
                 row, weight = torch.zeros_like(given, dtype=torch.int64)[..., None], given[..., None]
             elif column.kind == "one":
                 row, weight = given[..., None], torch.ones_like(given, dtype=torch.float32)[..., None]
             else:
-                there = (given >= 0).float()
+                there = (given >= (1 if column.kind == "sequence" else 0)).float()
                 row, weight = given.clamp(min=0), there / there.sum(-1, keepdim=True).clamp(min=1)
-            rows.append(torch.where(weight != 0, row + start, 0) if column.kind == "many" else row + start)
+            rows.append(torch.where(weight != 0, row + start, 0) if column.several else row + start)
             weights.append(weight)
             blocks += [number] * row.shape[-1]
             start += column.size

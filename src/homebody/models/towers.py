@@ -96,7 +96,8 @@ def row_count(columns: Mapping[str, Column]) -> int:
 def item_rows(columns: Mapping[str, Column]) -> tuple[Tensor, Tensor]:
     """Which rows of the first layer are added up for each item (N, K), with which weights (N, K).
 
-    Each 3-gram and each genre counts once; a number counts as itself. Unknown values and padding have weight 0.
+    Each 3-gram and each genre counts once, a word of a sequence as often as it is there, and a number as itself.
+    Unknown values and padding have weight 0.
 
     >>> genres = Column(torch.tensor([[1, 2], [2, -1]]), 3, "many")
     >>> year = Column(torch.tensor([0.5, -1.0]), 1, "number")
@@ -106,7 +107,7 @@ def item_rows(columns: Mapping[str, Column]) -> tuple[Tensor, Tensor]:
     """
     rows, weights, start = [], [], 0
     for column in columns.values():
-        values = column.values if column.kind == "many" else column.values[:, None]
+        values = column.values if column.several else column.values[:, None]
         if column.kind == "number":
             row, weight = torch.zeros_like(values, dtype=torch.int64), values.float()
         else:

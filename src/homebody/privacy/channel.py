@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -159,10 +159,10 @@ before it.
 
     @property
     def adds_up(self) -> bool:
-        """Whether parties add up messages of this channel between them, in a secure sum without a helper. In a
-        simulation a channel may promise a secure sum of numbers that no `ring` holds."""
+        """Whether parties add up messages of this channel between them, in a secure sum. In a simulation a
+        channel may promise a secure sum of numbers that no `ring` holds."""
         numbers = self.facts.skellam is not None or (self._largest is not None and not self._unbounded)
-        return self.facts.secret and not self.facts.helped and numbers
+        return self.facts.secret and numbers
 
     @property
     def _largest(self) -> float | None:
@@ -176,7 +176,7 @@ before it.
         facts = self.facts
         return bool(facts.unknown or facts.noise_on_device or facts.reports or facts.responses)
 
-    def party(self, updates: Sequence[Update], ring: Ring, rng: Rng) -> Numbers:
+    def party(self, updates: Iterable[Update], ring: Ring, rng: Rng) -> Numbers:
         """What one party gives to a secure sum: the updates of its people, added up, and its share of the noise.
 
         >>> import torch
@@ -187,14 +187,14 @@ before it.
         >>> ring.decode(channel.party(people, ring, Rng.of(0)), {"w": (2,)})["w"].round(decimals=5).tolist()
         [2.5, -0.75]
         """
-        noise, total = self.facts.skellam, np.zeros(0, dtype=np.uint64)
+        noise, total, empty = self.facts.skellam, np.zeros(0, dtype=np.uint64), dict[str, torch.Tensor]()
         for number, update in enumerate(updates):
             stream = rng.fold("person", number)
             sent = self.for_sum(update, stream) if noise else self.device(update, stream)
             numbers = ring.encode(sent, stream.fold("ring"))
             total = ring.add(total, numbers) if number else numbers
             empty = {name: torch.zeros_like(summable(value)) for name, value in sent.items()}
-        if noise and updates:
+        if noise and empty:
             total = ring.add(total, ring.encode(noise.noise_of_many(empty, 1, rng.fold("noise")), rng))
         return total
 

@@ -122,11 +122,13 @@ def _vectors(channel: Channel, messages: Tree, people: int, rng: Rng) -> list[Nu
 
 def _added_up(channel: Channel, vectors: Sequence[Numbers], people: int, shapes: Mapping[str, tuple[int, ...]]) -> Tree:
     """The sum that a server opens, by the conversation that devices have."""
-    from homebody.federation.secure_sum.together import add_up
+    from homebody.federation.secure_sum.together import add_up, add_up_with_helper
 
     assert channel.facts.sum is not None
-    ring = channel.ring(len(vectors[0]), people)
-    return ring.decode(add_up(vectors, ring.width, channel.facts.sum.shares), shapes)
+    ring, shares = channel.ring(len(vectors[0]), people), channel.facts.sum.shares
+    helped = channel.facts.helped
+    opened = add_up_with_helper(vectors, ring.width, shares[0]) if helped else add_up(vectors, ring.width, shares)
+    return ring.decode(opened, shapes)
 
 
 def _add(update: Tree, sums: Tree, *, whole: bool) -> int:

@@ -197,6 +197,7 @@ class TestRefusals:
         assert client.ask("POST", path, wrong).status_code == 400
         assert client.refused("malformed", 2)
         forbid(world.folder, [known.file(world.folder)])
+        wait_until(lambda: world.begin(client).status_code == 401, "the proxy knows of it")
         assert world.set(client, rows).status_code == 401
 
     def test_sets_of_a_lying_server(self, helped: Helped, asking: Asking, capfd: pytest.CaptureFixture[str]) -> None:
@@ -268,7 +269,22 @@ class TestRefusals:
         for status in (200, 200, 429):
             world.number, world.server = os.urandom(16), Device()
             allow(world.folder, [world.server.file(world.folder)], server=True)
+            wait_until(lambda: world.begin(client).status_code != 401, "the proxy knows the server")
             assert world.begin(client).status_code == status
+
+    def test_questions_of_strangers_are_limited(
+        self, helped: Helped, asking: Asking, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Devices ask about a sum that is open; they are answered from memory."""
+        world, settings = helped
+        client = asking(world.folder, settings)
+        world.epoch(client)
+        path = f"/v1/sums/{world.number.hex()}"
+        assert client.ask("GET", path).status_code == 200
+        monkeypatch.setattr("homebody.federation.proxy.helper._MOST_WAITING", 0)
+        assert client.ask("GET", path).status_code == 200
+        assert client.ask("GET", f"/v1/sums/{bytes(16).hex()}").status_code == 429
+        assert client.refused("overload", 1)
 
     def test_a_server_has_one_sum_at_a_time(self, helped: Helped, asking: Asking) -> None:
         """Its earlier sums are closed, and their keys and answers are gone."""

@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nacl import bindings as sodium
 
-from homebody.errors import HomebodyError
+from homebody.errors import Abandoned, HomebodyError
 from homebody.federation.envelopes import epoch_keys, signing_keys
 from homebody.federation.secure_sum.helped import (
     DIGEST_BYTES,
@@ -31,6 +32,7 @@ from homebody.federation.secure_sum.helped import (
     sign_message,
 )
 from homebody.federation.secure_sum.messages import BadMessage
+from homebody.federation.secure_sum.requests import BadRequest, open_request, sign_request
 from homebody.privacy.ring import Numbers, Ring
 
 
@@ -362,3 +364,62 @@ class TestDescriptions:
         world = World(3)
         with pytest.raises(HomebodyError, match="has 5 numbers, not 4"):
             sign_message(world.epoch, world.vectors[0][:4], world.keys[0][1])
+
+
+class TestFuzz:
+    """Whatever a stranger sends is read, or refused in a sentence."""
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.binary(max_size=300), st.sampled_from([b"", b"HBH1", b"HBQ1", b"HBL1"]))
+    def test_bytes(self, body: bytes, magic: bytes) -> None:
+        world = World(3)
+        for read in (
+            HelpedTerms.decode,
+            HelpedSum.of_state,
+            lambda body: open_request(body, "set"),
+            lambda body: open_request(body, "epoch"),
+            world.helper().open,
+        ):
+            with pytest.raises((HomebodyError, BadRequest)):
+                read(magic + body)
+        assert not HelpedSum(world.epoch).take(0, magic + body)
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.integers(0, 10_000), st.integers(0, 7), st.sampled_from(["terms", "request", "message"]))
+    def test_a_bit_that_is_flipped(self, place: int, bit: int, what: str) -> None:
+        world = World(3, depth=9)
+        total = world.collected(range(3))
+        content = {
+            "terms": world.epoch.terms.encode(),
+            "request": sign_request("set", world.epoch.id, total.request(), world.keys[0][1]),
+            "message": world.message(0),
+        }[what]
+        changed = bytearray(content)
+        changed[place % len(content)] ^= 1 << bit
+        if what == "terms":
+            with suppress(HomebodyError):
+                assert HelpedTerms.decode(bytes(changed)) != world.epoch.terms
+        elif what == "request":
+            with pytest.raises(BadRequest):
+                open_request(bytes(changed), "set")
+        else:
+            again = HelpedSum(world.epoch)
+            if not again.take(0, bytes(changed)):
+                return
+            for number in (1, 2):
+                again.take(number, world.message(number))
+            with pytest.raises(SetRefused) as caught:
+                world.helper().open(again.request())
+            assert caught.value.faulty.keys() == {0}
+
+
+def test_a_stored_set_is_opened_as_it_was() -> None:
+    """A server that was killed knows the set and the sum, and no vector: it cannot leave anybody out."""
+    world = World(4)
+    total = world.collected(range(4))
+    again = HelpedSum.of_state(total.state())
+    assert (again.epoch, again.senders, again.request()) == (world.epoch, total.senders, total.request())
+    assert again.state() == total.state()
+    assert again.opened(world.helper().open(again.request())).tolist() == world.right([0, 1, 2, 3]).tolist()
+    with pytest.raises(Abandoned, match="nothing was opened"):
+        again.leave_out({0: "any"})

@@ -21,7 +21,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -44,7 +44,7 @@ from homebody.federation.schema import FeatureSchema
 from homebody.federation.secure_sum.helped import HelpedParty, HelpedTerms, noise_depth
 from homebody.federation.secure_sum.messages import BadMessage
 from homebody.federation.secure_sum.roster import BadRoster
-from homebody.federation.task import HelpedTask, SumTask, Task, measurements, measuring
+from homebody.federation.task import HelpedTask, SumTask, Task, asks, measurements, measuring
 from homebody.federation.views import views_of
 from homebody.privacy import Budget, Channel, Charge
 from homebody.privacy.ring import Numbers, Ring, entries_of
@@ -59,6 +59,7 @@ __all__ = ["Device"]
 
 COMPILING = 40
 """How many times as long as a person's work compilation may take: it depends on nobody, and happens once."""
+NO_PART = "This device has no part in this attempt at a secure sum: begin another."
 T = TypeVar("T")
 Reply = tuple[dict[str, Any], dict[str, bytes]]
 """A letter's header and its parts."""
@@ -97,7 +98,6 @@ class Finished(NamedTuple):
     """One person's part in a secure sum, until it is written down."""
 
     number: int
-    update: Update
     state: PrivateState | None
 
 
@@ -167,6 +167,9 @@ class Device:
                 raise wire.Malformed(
                     "The letter asks for a secure sum with a helper, or without one, unlike the method."
                 )
+            if isinstance(task.sum, SumTask) and task.sum.terms.asks != asks(header):
+                # Other devices may be asked for other noise, or to work on parameters that tell this one's part apart.
+                raise wire.Malformed("The letter's secure sum is about another letter than this one.")
             if self.stuck:
                 raise HomebodyError("The device is restarting: ask again.")
             # From here on other errors may name a person or a folder, which must not leave the device.
@@ -249,11 +252,12 @@ class Device:
         began, finished = self._clock(), list[Finished]()
 
         def vector() -> Numbers:
-            finished.extend(self._finish(task, assignment, people))
+            assert assignment.ring is not None
+            updates = self._finish(task, assignment, people, finished)
+            numbers = assignment.channel.party(updates, assignment.ring, SystemRng())
             if not finished:
                 raise NobodyAnswers("Nobody of this device takes part in the sum.")
-            assert assignment.ring is not None
-            return assignment.channel.party([each.update for each in finished], assignment.ring, SystemRng())
+            return numbers
 
         try:
             if exchange == "keys" and not any(self._may(task, assignment, number - task.first) for number in people):
@@ -263,7 +267,7 @@ class Device:
             self._log("declined", release=task.release, reason=str(error))
             return {**self._status(task.shared), "declined": list(dict.fromkeys(task.people))}, {}
         with self.home.store.writing():
-            for number, _, state in finished:
+            for number, state in finished:
                 step, base, content = state or (0, None, None)
                 about = (number - task.first, task.run, task.counted, task.ask)
                 self.home.outbox.finish(*about, step, base, content, b"", size=len(message))
@@ -277,6 +281,10 @@ class Device:
         if finished:
             self._answered(task, len(finished), len(declined))
             self._wait(task, began, assignment.seconds)
+        if self.home.sums.get(task.sum) is None:  # somebody opted out by now: what they were in stays here
+            raise BadMessage(NO_PART)
+        if task.sum.last:
+            self.home.store.scrub()  # of the secrets of the round
         self._log("exchanged", exchange=exchange, release=task.release, attempt=terms.attempt, parties=terms.parties)
         return {**self._status(task.shared), "declined": declined}, {wire.SUM: message}
 
@@ -303,12 +311,14 @@ class Device:
         if (state := self.home.sums.get(task.sum)) is not None:
             return Party.of_state(state, key, fewest=fewest, known=known)
         if task.sum.exchange != "keys":
-            raise BadMessage("This device has no part in this attempt at a secure sum: begin another.")
+            raise BadMessage(NO_PART)
         return Party.join(task.sum.terms, task.first, key, fewest=fewest, known=known)
 
-    def _finish(self, task: Task, assignment: Assignment, people: Sequence[int]) -> list[Finished]:
-        """The updates of all who take part, each charged before the work."""
-        finished = []
+    def _finish(
+        self, task: Task, assignment: Assignment, people: Sequence[int], finished: list[Finished]
+    ) -> Iterator[Update]:
+        """The updates of all who take part, one after the other, each charged before the work; and in `finished` who
+        they are."""
         for number in people:
             try:
                 self._charge(task, assignment, number - task.first)
@@ -316,10 +326,11 @@ class Device:
                 self._log("declined", release=task.release, reason=_reason(error))
                 continue
             try:
-                finished.append(Finished(number, *self._work(task, assignment, number - task.first)))
+                update, state = self._work(task, assignment, number - task.first)
             except Exception as error:
-                finished.append(Finished(number, *self._nothing(task, assignment, error)))
-        return finished
+                update, state = self._nothing(task, assignment, error)
+            finished.append(Finished(number, state))
+            yield update
 
     def _describes(self, task: Task) -> bool:
         """Whether the device has the features that the method needs: a greeting brings none."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.store import ProxyStore
-from homebody.federation.proxy.sums import EpochSum
+from homebody.federation.proxy.sums import MOST_OPEN, EpochSum
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.secure_sum.requests import (
     OVERHEAD,
@@ -37,6 +37,8 @@ LONGEST_SECONDS = 86_400.0
 MOST_VECTOR = 1 << 26
 """Bytes of a vector, at most."""
 _MOST_TERMS = 1024
+_MOST_WAITING = 64
+"""Questions about sums that are not known in memory, at a time."""
 
 
 class HelperDesk:
@@ -52,6 +54,9 @@ class HelperDesk:
         self._mark, self._writer, self._room, self._clock = mark, writer, room, clock
         self._turn = asyncio.Lock()
         """One set is opened at a time: that takes memory and a processor."""
+        self._open_sums: dict[bytes, EpochSum] = {}
+        """Those that were looked up here, so that devices' questions do not wait for the disk."""
+        self._waiting = 0
 
     def routes(self) -> list[web.Route]:
         return [
@@ -77,17 +82,38 @@ class HelperDesk:
         if outcome == "full":
             raise web.Refusal(429, "full", "As many sums are open as may be; ask again later.", retry_after=5)
         known = await self._found(asked.epoch)
+        self._open_sums = {
+            number: other
+            for number, other in self._open_sums.items()
+            if other.server != server and self._clock() < other.closes
+        }
         log("sum opened", epoch=asked.epoch.hex(), closes=known.closes)
         return _description(known)
 
     async def _describe(self, request: web.Request) -> web.Response:
         """What devices compare with the server's words, each over a connection of its own."""
-        return _description(await self._found(_named(request)))
+        epoch = _named(request)
+        known = self._open_sums.get(epoch)
+        if known is None or self._clock() >= known.closes:
+            known = await self._looked_up(epoch)
+            if len(self._open_sums) < 2 * MOST_OPEN:
+                self._open_sums[epoch] = known._replace(secret=b"", answer=None)
+        return _description(known)
+
+    async def _looked_up(self, epoch: bytes) -> EpochSum:
+        """As `_found`, for anybody: invented epochs must not keep the disk busy."""
+        if self._waiting >= _MOST_WAITING:
+            raise web.Refusal(429, "overload", "Too many sums are being asked for; ask again later.", retry_after=1)
+        self._waiting += 1
+        try:
+            return await self._found(epoch)
+        finally:
+            self._waiting -= 1
 
     async def _open(self, request: web.Request) -> web.Response:
         """Open the one set of an epoch."""
         epoch = _named(request)
-        known = await self._found(epoch)
+        known = await self._looked_up(epoch)
         most = await asyncio.to_thread(_most_of_set, known)
         with self._room.holding() as share:
             asked = await self._asked(request, "set", most, share)
@@ -144,7 +170,7 @@ class HelperDesk:
             raise web.Refusal(401, "bad signature", str(error)) from None
         except BadRequest as error:
             raise web.Refusal(400, "malformed", str(error)) from None
-        if self._mark(asked.server) not in await self._stored(lambda store: store.sums.servers()):
+        if self._mark(asked.server) not in self._writer.servers:
             raise web.Refusal(401, "unknown server", "The server is not registered with this helper.")
         web.proved(request, asked.server)
         return asked

@@ -55,6 +55,8 @@ class Writer:
         """When to empty the log, if an epoch has closed, or what is left of one was swept away."""
         self._seen = -1
         self.senders: dict[bytes, Sender] = {}
+        self.servers: set[bytes] = set()
+        """The marks of servers that may have secure sums opened."""
         self.closed: set[bytes] = set()
         """Epochs that closed while it ran."""
         self.failing = ""
@@ -212,7 +214,7 @@ class Writer:
     def _look_for_senders(self) -> None:
         seen = self._store.changed_elsewhere()
         if seen != self._seen:
-            self.senders, self._seen = self._store.senders(), seen
+            self.senders, self.servers, self._seen = self._store.senders(), self._store.sums.servers(), seen
 
     def _tidy(self) -> None:
         """A little of the work that can wait, between two commits."""

@@ -155,11 +155,16 @@ class Terms:
     """The share that may collude with the server."""
     people: int = 0
     """The most people whose updates are in the sum, which the step of its numbers may depend on; 0: not stated."""
+    asks: str = ""
+    """A digest of what every party is asked to work on: parameters, method, stages. Who is asked something else has
+    other terms, and signs nothing that holds for these. Empty: not stated."""
 
     def __post_init__(self) -> None:
         for name in (self.run, self.attempt):
             if not 0 < len(name.encode()) <= _LONGEST_NAME:
                 raise HomebodyError(f"Run and attempt of a secure sum have names of 1 to {_LONGEST_NAME} bytes.")
+        if len(self.asks.encode()) > _LONGEST_NAME:
+            raise HomebodyError(f"What a secure sum asks is a digest of at most {_LONGEST_NAME} bytes.")
         for count, most, what in (
             (self.parties, 1 << 20, "parties"),
             (self.entries, (1 << 32) - 1, "numbers in a vector"),
@@ -189,7 +194,8 @@ class Terms:
     def encode(self) -> bytes:
         shares = self.least, self.colluding
         numbers = _NUMBERS.pack(self.parties, self.entries, self.width, *shares, self.people)
-        return b"".join([b"HBT1", blob(self.run.encode()), blob(self.attempt.encode()), numbers])
+        names = (blob(name.encode()) for name in (self.run, self.attempt, self.asks))
+        return b"".join([b"HBT1", *names, numbers])
 
     @classmethod
     def decode(cls, body: bytes) -> Terms:
@@ -197,12 +203,12 @@ class Terms:
         if cursor.take(4) != b"HBT1":
             raise BadMessage("This is no description of a secure sum.")
         try:
-            names = cursor.blob().decode(), cursor.blob().decode()
-            numbers = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
+            run, attempt, asks = (cursor.blob().decode() for _ in range(3))
+            parties, entries, width, least, colluding, people = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
         except UnicodeDecodeError as error:
             raise BadMessage("A name in the description of a secure sum is no text.") from error
         cursor.end()
-        return cls(*names, *numbers)
+        return cls(run, attempt, parties, entries, width, least, colluding, people, asks)
 
     @cached_property
     def digest(self) -> bytes:

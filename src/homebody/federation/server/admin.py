@@ -240,7 +240,7 @@ def features_of_items(
 def _encoded(features: Features | None, unit: str, texts: bool) -> Encoded:
     if features is None:
         return Encoded({}, ())
-    kept = [name for name, kind in features.kinds.items() if texts or kind != "text"]
+    kept = [name for name, kind in features.kinds.items() if texts or kind not in ("text", "sequence")]
     chosen = features.only(kept)
     return encode(chosen, np.ones(len(chosen), dtype=np.bool_), unit=unit)
 

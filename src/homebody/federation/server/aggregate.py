@@ -28,9 +28,11 @@ from homebody.federation import wire
 from homebody.federation.secure_sum.messages import FEWEST, Exchange, Terms, Unpacker, blob
 from homebody.federation.server.answers import Answer
 from homebody.federation.server.letters import PAUSE
+from homebody.federation.server.records import StoredSum
 from homebody.federation.task import SumTask, Task
 from homebody.privacy import Channel
 from homebody.privacy.grid import STEPS
+from homebody.privacy.ring import Ring
 
 if TYPE_CHECKING:
     from homebody.federation.secure_sum.collector import Collector
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Ask",
     "LetterRoute",
+    "NothingLeft",
     "ProxyRoute",
     "Route",
     "SumRoute",
@@ -57,6 +60,7 @@ SPARE = 0.1
 """The share by which reports may be more than those who were asked send."""
 SHARES: dict[Exchange, float] = {"keys": 0.1, "shares": 0.15, "masked": 0.6, "survivors": 0.5, "open": 1.0}
 """The share of the time that is left which an exchange of a secure sum may take: the work is done in the third."""
+_STORED = "The stored sum"
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class Summed:
     """The update of each person, if updates came in letters."""
     shares: int | None = None
     """How many shares of a secure sum's noise are in it; None: one of each person."""
+    parties: int = 0
+    """The number of parties that the noise of a secure sum was fitted to; 0: not stated."""
 
 
 class TooFew(Abandoned):
@@ -102,6 +108,10 @@ class TooFew(Abandoned):
     def __init__(self, answered: int) -> None:
         super().__init__(f"{several(answered, 'client')} answered, and more must.")
         self.answered = answered
+
+
+class NothingLeft(Abandoned):
+    """A secure sum ended before any device was asked for its vector: no update left a device."""
 
 
 class Route(Protocol):
@@ -242,7 +252,8 @@ class SumRoute:
     How far the attempt is, is stored before each question. After a kill the same is asked again, and devices answer the
     same; once the sum is open, nobody is asked any more.
 
-    devices: all that are registered. blame: refuses an answer of the device of this first number, and says why.
+    asks: a digest of what letters ask, which the terms hold: devices take part only with others that were asked the
+    same. devices: all that are registered. blame: refuses an answer of the device of this first number, and says why.
     roster: the signed list of devices that may take part; empty: the server has none.
     """
 
@@ -252,6 +263,7 @@ class SumRoute:
         self,
         records: Records,
         attempt: str,
+        asks: str,
         channel: Channel,
         wanted: Mapping[str, wire.Expected],
         devices: Sequence[RegisteredDevice],
@@ -259,6 +271,7 @@ class SumRoute:
         roster: bytes = b"",
     ) -> None:
         self._records, self._attempt, self._devices, self._blame = records, attempt, devices, blame
+        self._asks = asks
         self._channel, self._shapes = channel, {name: form.shape for name, form in wanted.items()}
         self._entries = sum(math.prod(shape) for shape in self._shapes.values())
         self._roster = roster
@@ -267,12 +280,11 @@ class SumRoute:
         return math.inf
 
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
-        stored = self._records.sum(self._attempt)
-        if stored is not None and stored.result is not None:
-            return self._opened(stored.people, stored.result)
+        people, state, result = self._stored()
+        if result is not None:
+            return self._opened(people, result)
         theirs = by_device(self._devices, users)
-        collector = self._collector(task.run, theirs, None if stored is None else stored.state)
-        people = {} if stored is None else stored.people
+        collector = self._collector(task.run, theirs, state)
         named = self._named()
         while (asked := collector.ask()) is not None:
             self._records.put_sum(self._attempt, people, collector.state(), None)
@@ -288,6 +300,8 @@ class SumRoute:
             )
             try:
                 collector.take(sent_by_devices(answers, theirs, gave))
+            except Abandoned as error:
+                raise NothingLeft(str(error)) if asked.exchange in ("keys", "shares") else error from None
             finally:
                 for first in collector.faults.keys() - known:
                     self._blame(first, collector.faults[first])
@@ -296,10 +310,20 @@ class SumRoute:
                 if sum(people.values()) < needed:
                     raise TooFew(sum(people.values()))
         assert collector.result is not None
-        ring = self._channel.ring(self._entries, collector.terms.people)
-        result = blob(collector.terms.encode()) + ring.pack(collector.result.numbers)
+        result = blob(collector.terms.encode()) + self._ring(collector.terms).pack(collector.result.numbers)
         self._records.put_sum(self._attempt, people, None, result)
         return self._opened(people, result)
+
+    def _stored(self) -> StoredSum:
+        """How far this attempt is; one that asked something else is not gone on with."""
+        from homebody.federation.secure_sum.collector import Collector
+
+        people, state, result = self._records.sum(self._attempt) or StoredSum({}, None, None)
+        if state is not None and Collector.of_state(state).terms.asks == self._asks:
+            return StoredSum(people, state, None)
+        if result is not None and Terms.decode(Unpacker(result, _STORED).blob()).asks == self._asks:
+            return StoredSum(people, None, result)
+        return StoredSum({}, None, None)
 
     def _named(self) -> str:
         """The digest by which letters name the roster."""
@@ -322,15 +346,21 @@ class SumRoute:
         assert self._channel.facts.sum is not None
         people = sum(map(len, theirs.values()))
         sizes = (len(theirs), self._entries, self._channel.ring(self._entries, people).width)
-        terms = Terms(run, self._attempt, *sizes, *self._channel.facts.sum.shares, people)
+        terms = Terms(run, self._attempt, *sizes, *self._channel.facts.sum.shares, people, self._asks)
         keys = {device.first: device.public_key for device in self._devices}
         return Collector(terms, {first: identity_of(load_public(keys[first])) for first in theirs})
 
     def _opened(self, people: Mapping[int, int], result: bytes) -> Summed:
-        content = Unpacker(result, "The stored sum")
-        ring = self._channel.ring(self._entries, Terms.decode(content.blob()).people)
+        content = Unpacker(result, _STORED)
+        terms = Terms.decode(content.blob())
+        ring = self._ring(terms)
         numbers = ring.unpack(content.take(self._entries * ring.width))
-        return Summed(ring.decode(numbers, self._shapes), sum(people.values()), shares=len(people))
+        tree = ring.decode(numbers, self._shapes)
+        return Summed(tree, sum(people.values()), shares=len(people), parties=terms.parties)
+
+    def _ring(self, terms: Terms) -> Ring:
+        """The whole numbers of an attempt. After a restart others may be there than those whom its terms are about."""
+        return self._channel.among(terms.parties).ring(self._entries, terms.people)
 
 
 def by_device(devices: Sequence[RegisteredDevice], users: Iterable[int]) -> dict[int, list[int]]:
@@ -347,7 +377,8 @@ def sent_by_devices(
     """What devices sent, and in `gave` how many of their people it is of."""
     for device, answer in answers:
         if answer.message is not None:
-            gave[device.first] = sum(user not in answer.declined for user in theirs.get(device.first, ()))
+            there = set(answer.people) - answer.declined  # whoever opted out on the way was not asked for it
+            gave[device.first] = sum(user in there for user in theirs.get(device.first, ()))
             yield device.first, answer.message
 
 

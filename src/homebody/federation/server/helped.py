@@ -17,7 +17,7 @@ from homebody.errors import Abandoned, several
 from homebody.federation import wire
 from homebody.federation.secure_sum.helped import EPOCH_BYTES, HelpedSum, HelpedTerms, SetRefused, noise_depth
 from homebody.federation.secure_sum.messages import FEWEST, Unpacker, blob
-from homebody.federation.server.aggregate import Answers, Ask, Summed, TooFew, by_device, sent_by_devices
+from homebody.federation.server.aggregate import Answers, Ask, NothingLeft, Summed, TooFew, by_device, sent_by_devices
 from homebody.federation.task import HelpedTask, Task
 from homebody.privacy import Channel
 
@@ -75,13 +75,16 @@ class HelpedRoute:
         self, task: Task, users: list[int], needed: int, begun: bytes | None
     ) -> Generator[Ask, Answers, tuple[HelpedSum, dict[int, int]]]:
         """The messages of all devices that answer, and of how many people each is."""
-        theirs = by_device(self._devices, users)
+        theirs, fresh = by_device(self._devices, users), begun is None
         if begun is None:
             begun = _BEGUN + os.urandom(EPOCH_BYTES) + self._terms(task.run, theirs).encode()
             self._records.put_sum(self._attempt, {}, begun, None)
         number, terms = begun[1 : 1 + EPOCH_BYTES], HelpedTerms.decode(begun[1 + EPOCH_BYTES :])
         seconds = min(3 * self._deadline + 60, _LONGEST)
-        epoch = self._helper.begin(number, terms, seconds, time.monotonic() + self._deadline)
+        try:
+            epoch = self._helper.begin(number, terms, seconds, time.monotonic() + self._deadline)
+        except Abandoned as error:
+            raise NothingLeft(str(error)) if fresh else error from None
         task = replace(task, sum=HelpedTask(epoch))
         answers = yield Ask(task, users, terms.quorum, questions=lambda _: b"")
         total, gave = HelpedSum(epoch), dict[int, int]()

@@ -236,7 +236,8 @@ class Correspondence:
                     self._rest(where[node])
                 elif not answer.lacks:
                     answered += len(answer.updates) + (answer.message is not None)
-                    self._silent.pop(device.fingerprint, None)
+                    if task.sum is None or task.sum.last:  # whoever leaves a sum on the way is silent too
+                        self._silent.pop(device.fingerprint, None)
                     if answer.declined:
                         self._records.count("declined", len(answer.declined))
                     self.declined.update(answer.declined)

@@ -289,8 +289,13 @@ class Records:
         users, sampling, size, population = row
         return Cohort(np.frombuffer(users, dtype="<i8").astype(np.int64), sampling, size, population)
 
+    def begin_sum(self, attempt: str) -> None:
+        """Note that an attempt at a secure sum begins: until `put_sum`, nobody was asked."""
+        self.put_sum(attempt, {}, None, None)
+
     def put_sum(self, attempt: str, people: Mapping[int, int], state: bytes | None, result: bytes | None) -> None:
-        """Keep how far an attempt at a secure sum is, in place of every other attempt: its state, or its result.
+        """Keep how far an attempt at a secure sum is, in place of every other attempt: its state, or its result; or
+        neither, before anybody is asked.
 
         people: how many of each device's people are in the sum, by the device's first number.
         """

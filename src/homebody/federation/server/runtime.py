@@ -26,6 +26,7 @@ from homebody.federation.secure_sum.messages import FEWEST
 from homebody.federation.server.aggregate import (
     Answers,
     LetterRoute,
+    NothingLeft,
     ProxyRoute,
     Route,
     Summed,
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Flower", "within_range"]
 
+MOST_UNSENT = 2
+"""Attempts at a secure sum that may end before anything left a device, until the round is abandoned."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for devices to come back that it can do without."""
 
@@ -162,9 +165,14 @@ class Flower:
         asks += wire.digest(wire.encode_tree(shared, half=self._plan.half))
         name = self._attempt()
         before = self._records.opened(name)
-        if before is not None and self._records.notes().get("opened") != f"{name} {asks}":
-            self._give_up(reason="it would ask something else now")
+        other = before is not None and self._records.notes().get("opened") != f"{name} {asks}"
+        # As after a backup was restored: its sum may have been opened, and another one has other noise.
+        lost = before is not None and self._adds_up and self._records.sum(self._sum_attempt()) is None
+        if other or lost:
+            self._give_up(reason="it would ask something else now" if other else "what devices added up is not stored")
             return self.open(release, cohort, shared)
+        if before is None and self._adds_up:
+            self._records.begin_sum(self._sum_attempt())
         if before is None:
             self._records.note("opened", f"{name} {asks}")
             self._records.open_round(name, cohort)
@@ -184,12 +192,37 @@ class Flower:
         self._records.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
         self._records.count("rounds_abandoned")
 
+    def _begin_again(self, reason: str) -> None:
+        """Another attempt at the same release, with the same people, since nothing left a device; a few times only: it
+        may be that some of them do not come back."""
+        name, tries = self._attempt(), self._unsent() + 1
+        if tries > MOST_UNSENT:
+            self._give_up(reason=reason)
+            return
+        self._log("begun again", release=name, reason=reason)
+        self._records.note("unsent", f"{name} {tries}")
+        self._records.begin_sum(self._sum_attempt())
+        self._records.count("sums_begun_again")
+
+    def _unsent(self) -> int:
+        """How many attempts at a secure sum of this release ended before anything left a device."""
+        name, _, tries = self._records.notes().get("unsent", "").rpartition(" ")
+        return int(tries) if name == self._attempt() else 0
+
+    def _sum_attempt(self) -> str:
+        """The name of the attempt at a secure sum; another one after an attempt that ended before anything left."""
+        name, tries = self._attempt(), self._unsent()
+        return f"{name if '#' in name else f'{name}#1'}.{tries + 1}" if tries else name
+
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted = wire.expected(method, shared, self.catalogue)
         within = bounds(method.uplink, self._plan.largest)
         task = self._task("train", step, rng)
         try:
             got = self._ask(method, shared, task, cohort.users.tolist(), wanted, within, _as_it_is)
+        except NothingLeft as error:
+            self._begin_again(str(error))
+            raise
         except Abandoned as error:
             self._give_up(reason=str(error))
             raise
@@ -244,7 +277,9 @@ class Flower:
                 )
         except StopIteration as done:
             summed: Summed = done.value
-            return _Answers(summed, self._fitted(method, users), traffic[0] + summed.beside, traffic[1])
+            channel = self._fitted(method, users)
+            channel = channel.among(summed.parties) if summed.parties else channel
+            return _Answers(summed, channel, traffic[0] + summed.beside, traffic[1])
         except TooFew as few:
             declined = len(self._letters.declined)
             raise Abandoned(
@@ -264,22 +299,21 @@ class Flower:
         shared: str,
     ) -> Route:
         """The way by which this method's updates come back. shared: the digest of the shared parameters."""
-        facts = method.uplink.facts
+        facts, about = method.uplink.facts, asks(replace(task, shared=shared).header())
         if facts.shuffled:
             assert self._epochs is not None  # refused when the phase began
             name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
-            about = asks(replace(task, shared=shared).header())
             seconds = self._plan.deadline + self._plan.reports_wait
             return ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
         if facts.secret:
-            attempt = task.counted + self._attempt().removeprefix(task.release)
+            attempt = task.counted + self._sum_attempt().removeprefix(task.release)
             channel, devices = self._fitted(method, users), self._records.devices()
             if facts.helped:
                 assert self._helper is not None  # refused when the phase began
                 records, blame, deadline = self._records, self._letters.blame, self._plan.deadline
                 return HelpedRoute(records, attempt, channel, wanted, devices, blame, self._helper, deadline)
             roster = self._records.roster() or b""
-            return SumRoute(self._records, attempt, channel, wanted, devices, self._letters.blame, roster)
+            return SumRoute(self._records, attempt, about, channel, wanted, devices, self._letters.blame, roster)
         return LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
 
     def _fitted(self, method: Method, users: list[int]) -> Channel:

@@ -25,7 +25,7 @@ from torch import Tensor
 from homebody.core import Batch, Rows, Tree, Update
 from homebody.kernels import store
 from homebody.methods.kernels import Kernel, arrays
-from homebody.parallel import parallel
+from homebody.parallel import inner, parallel
 
 if TYPE_CHECKING:
     from homebody.methods.fedmf import FedMF
@@ -124,7 +124,7 @@ def _dot(a, b):
     return total
 
 
-@nb.njit(fastmath=True, error_model="numpy")
+@inner(fastmath=True, error_model="numpy")
 def errors(logit, label, scale, error):
     """Write the gradient of the mean loss at each logit to `error`, and return the sum of the losses."""
     one, zero = np.float32(1.0), np.float32(0.0)
@@ -143,7 +143,7 @@ def errors(logit, label, scale, error):
     return linear + logs + math.log(product)
 
 
-@nb.njit
+@inner()
 def fetch(table, touched, rows):
     """Copy the touched rows of the table to `rows`, pad with zeros, and return how many rows there are."""
     n_rows = len(touched)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numba as nb
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from homebody.methods.kernels import Kernel, arrays, factors
 from homebody.methods.kernels.factors import errors, fetch, room
 from homebody.models.networks import ScoreFunction
 from homebody.ops import for_cohort
-from homebody.parallel import parallel
+from homebody.parallel import inner, parallel
 
 if TYPE_CHECKING:
     from homebody.methods.fedncf import FedNCF
@@ -109,7 +108,7 @@ def _logits(weights: Tensor, rows: Tensor, person: Tensor, function: ScoreFuncti
     return out
 
 
-@nb.njit(fastmath=True, error_model="numpy")
+@inner(fastmath=True, error_model="numpy")
 def _mix(weight, x, n, out):
     """out[j] += Σ_k weight[k, j] x[k], for n samples."""
     high, wide = weight.shape
@@ -129,7 +128,7 @@ def _mix(weight, x, n, out):
             k += 1
 
 
-@nb.njit(fastmath=True, error_model="numpy")
+@inner(fastmath=True, error_model="numpy")
 def _outer(x, d, n, out):
     """out[k, j] = Σ_i x[k, i] d[j, i], over n samples."""
     high, wide = out.shape
@@ -155,7 +154,7 @@ def _outer(x, d, n, out):
             j += 1
 
 
-@nb.njit(fastmath=True, error_model="numpy")
+@inner(fastmath=True, error_model="numpy")
 def _forward(widths, theta, person, x, n, acts, ready):
     """Write the activations of n samples `x` to `acts`: hidden layers after their ReLU, then the logits.
 
@@ -191,7 +190,7 @@ def _forward(widths, theta, person, x, n, acts, ready):
         below = out
 
 
-@nb.njit(fastmath=True, error_model="numpy")
+@inner(fastmath=True, error_model="numpy")
 def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_person, of_x, want_theta, want_x):
     """Backpropagate the errors at the logits: gradients of all weights, of the person's vector, and of the samples."""
     beside = len(person)

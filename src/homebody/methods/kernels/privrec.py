@@ -37,7 +37,7 @@ from homebody.methods.kernels.vectors import padded
 from homebody.models.dssm import PARTS, Described
 from homebody.models.networks import ScoreFunction, read_widths
 from homebody.ops import for_cohort, single
-from homebody.parallel import parallel
+from homebody.parallel import inner, parallel
 
 if TYPE_CHECKING:
     from homebody.methods.dp_privrec import DPPrivRec
@@ -190,7 +190,7 @@ def _packed(row: Tensor, weight: Tensor, block: Tensor) -> tuple[Any, ...]:
     return row.contiguous().numpy(), weight.contiguous().numpy(), where.numpy()
 
 
-@nb.njit
+@inner()
 def _train_one(common, table, feature, flat, history, person, around, who, rates, batch_size, epochs):
     """Mini-batch SGD on one client's parameters, changed in place; the mean loss of the last pass."""
     net = network_of(*common)
@@ -244,7 +244,7 @@ def _train(
         loss[who] = _train_one(common, *mine, history, person, around, who, rates, batch_size, epochs)
 
 
-@nb.njit
+@inner()
 def _score_one(common, table, feature, flat, items, person, around, who, out):
     net, person_, around_ = network_of(*common), PackedFeatures(*person), PackedFeatures(*around)
     scratch = scratch_for(net, len(feature) // net.factors, min(AT_ONCE, len(items)))

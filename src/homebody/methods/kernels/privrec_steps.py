@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba as nb
 import numpy as np
 
 from homebody.kernels import ZERO
 from homebody.methods.kernels.vectors import add, copy, padded, product, turned
+from homebody.parallel import inner
 
 __all__ = ["PackedFeatures", "backward", "errors", "forward", "gather", "network_of", "scratch_for", "unpacked"]
 
@@ -85,7 +85,7 @@ class Scratch(NamedTuple):
     """Empty: `product` starts its sums from zero."""
 
 
-@nb.njit
+@inner()
 def unpacked(widths, theta, flat, back):
     """Each layer's weights and offset, with columns padded by zeros; or back."""
     at = to = 0
@@ -100,7 +100,7 @@ def unpacked(widths, theta, flat, back):
             to += padded(high)
 
 
-@nb.njit(fastmath=True, error_model="numpy")
+@inner(fastmath=True, error_model="numpy")
 def _active(z, n, sigmoid):
     if sigmoid:
         for k in range(n):
@@ -110,7 +110,7 @@ def _active(z, n, sigmoid):
             z[k] = max(z[k], np.float32(0.0))
 
 
-@nb.njit(fastmath=True, error_model="numpy")
+@inner(fastmath=True, error_model="numpy")
 def _through(slope, z, n, sigmoid):
     """The slope before what `_active` does, from that after it."""
     if sigmoid:
@@ -121,7 +121,7 @@ def _through(slope, z, n, sigmoid):
             slope[k] = slope[k] if z[k] > np.float32(0.0) else np.float32(0.0)
 
 
-@nb.njit
+@inner()
 def _meet(row, block, scratch, n_met):
     """Give a row of features a place among those that a step has met; how many those are then."""
     if scratch.seat[row] >= 0:
@@ -130,7 +130,7 @@ def _meet(row, block, scratch, n_met):
     return n_met + 1
 
 
-@nb.njit
+@inner()
 def gather(net, scratch, table, feature, person, around, who, m):
     """The samples' own rows, and the rows of features that they meet, those of a block side by side."""
     n_met = ZERO
@@ -156,7 +156,7 @@ def gather(net, scratch, table, feature, person, around, who, m):
     return n_met
 
 
-@nb.njit
+@inner()
 def _block_end(scratch, low, n_met):
     """Where the rows end that were met of the same block as this one."""
     high = low + 1
@@ -165,7 +165,7 @@ def _block_end(scratch, low, n_met):
     return high
 
 
-@nb.njit
+@inner()
 def forward(net, scratch, person, around, who, m, n_met):
     """Write the activations of m samples to `acts`; hidden layers after their activation function."""
     theta, first, width, low = scratch.theta, net.first, net.factors, ZERO
@@ -201,7 +201,7 @@ def forward(net, scratch, person, around, who, m, n_met):
         product(below, 0, wide, 1, theta, at, high, theta, offset, 0, scratch.acts[layer], 0, high, m, high, low)
 
 
-@nb.njit(fastmath=True, error_model="numpy")
+@inner(fastmath=True, error_model="numpy")
 def errors(z, row, label, m, explicit, step, slope):
     """The slopes at the output, times the step; and the sum of the losses."""
     for k in range(m * row):
@@ -221,7 +221,7 @@ def errors(z, row, label, m, explicit, step, slope):
     return total
 
 
-@nb.njit
+@inner()
 def backward(net, scratch, table, feature, person, around, who, m, n_met, item_rate):
     """Backpropagate the slopes at the output and add them to the weights: they already hold the step's size."""
     theta, first, width = scratch.theta, net.first, net.factors
@@ -274,7 +274,7 @@ def backward(net, scratch, table, feature, person, around, who, m, n_met, item_r
         scratch.seat[scratch.met[u]] = -1
 
 
-@nb.njit
+@inner()
 def _layer_back(net, scratch, rows, slopes, at, out, to, n):
     """One block of the first layer: the slopes of its n rows into `out`, and its weights stepped."""
     theta, first, width = scratch.theta, net.first, net.factors
@@ -285,7 +285,7 @@ def _layer_back(net, scratch, rows, slopes, at, out, to, n):
     product(*rows, 1, width, *slopes, first, theta, at, first, theta, at, first, width, first, n)
 
 
-@nb.njit
+@inner()
 def scratch_for(net, n_rows, most):
     widest, row = padded(net.factors), padded(net.factors)
     depth = len(net.widths) - 1
@@ -314,7 +314,7 @@ def scratch_for(net, n_rows, most):
     )
 
 
-@nb.njit
+@inner()
 def network_of(widths, sigmoid, explicit, factors, blocks, of_items):
     starts = np.zeros(len(widths), np.int64)
     for layer in range(len(widths) - 1):

@@ -1,0 +1,495 @@
+"""News and their readers as vectors of d numbers: the encoders of news recommenders.
+
+- `NewsById`: a row of a table for each news item.
+- `NRMS`: words attend to one another, then to a query (Wu et al., Neural News Recommendation with Multi-Head
+  Self-Attention, EMNLP 2019).
+- `NAML`: title, body and categories are views, joined by attention; a convolution reads words (Wu et al., Neural News
+  Recommendation with Attentive Multi-View Learning, IJCAI 2019).
+- `PLM`: a layer on the vector that a language model has of the title, which stays as it is (after Wu et al.,
+  Empowering News Recommendation with Pre-trained Language Models, SIGIR 2021).
+
+A user encoder is `NRMSUser`, `NAMLUser` or `MeanUser` of the news vectors of a history, whose empty places count for
+nothing. Parameters are flat dictionaries of tensors, under `news/…` and `user/…`. Everything runs under vmap and is
+differentiable. Nothing is random: dropout masks are drawn in `prepare` (`NewsEncoder.masks`) and are part of what an
+encoder is given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from homebody.core import Catalogue, Column, Tree
+from homebody.errors import HomebodyError, unknown_name
+from homebody.rng import Rng
+
+__all__ = [
+    "ENCODERS",
+    "NAML",
+    "NRMS",
+    "PLM",
+    "USER_ENCODERS",
+    "MeanUser",
+    "NAMLUser",
+    "NRMSUser",
+    "NewsById",
+    "NewsEncoder",
+    "UserEncoder",
+    "dropout_mask",
+    "filled",
+    "find_encoder",
+    "find_user_encoder",
+    "text_column",
+]
+
+WINDOW = 3
+"""Words that NAML's convolution reads together."""
+PLM_WIDTH = 384
+"""Numbers of a language model's vector."""
+CATEGORY_WIDTH = 100
+"""Numbers of a category's vector in NAML."""
+
+
+def glorot(rng: Rng, low: int, high: int) -> Tensor:
+    """Uniform weights within √(6 / (inputs + outputs))."""
+    return (6.0 / (low + high)) ** 0.5 * (2.0 * rng.uniform(low, high) - 1.0)
+
+
+def shares(fit: Tensor, real: Tensor) -> Tensor:
+    """Softmax over the last dimension among the real places; all 0 where none is.
+
+    >>> shares(torch.zeros(2, 3), torch.tensor([[True, True, False], [False] * 3])).tolist()
+    [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    """
+    fit = torch.where(real, fit, -torch.inf)
+    highest = fit.detach().amax(-1, keepdim=True)
+    weight = torch.where(real, (fit - torch.where(highest.isfinite(), highest, 0.0)).exp(), 0.0)
+    return weight / weight.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+def pooled(x: Tensor, part: Mapping[str, Tensor], name: str, real: Tensor) -> Tensor:
+    """Additive attention: the mean of x (…, T, d) over its real places, weighted by tanh(x V + v) q."""
+    fit = (x @ part[f"{name}/weight"] + part[f"{name}/offset"]).tanh() @ part[f"{name}/query"]
+    return (shares(fit, real)[..., None, :] @ x).squeeze(-2)
+
+
+def pooling(rng: Rng, d: int, query: int) -> Tree:
+    """The parameters of `pooled`."""
+    return {
+        "weight": glorot(rng.fold(0), d, query),
+        "offset": torch.zeros(query, device=rng.key.device),
+        "query": glorot(rng.fold(1), query, 1).squeeze(1),
+    }
+
+
+def attended(x: Tensor, weight: Tensor, heads: int, real: Tensor) -> Tensor:
+    """Multi-head self-attention (…, T, d) over the real places of x (…, T, e).
+
+    weight: (e, 3d), the queries', keys' and values' side by side. The heads stand side by side, and no layer follows.
+    """
+    query, key, value = (x @ weight).reshape(*x.shape[:-1], 3, heads, -1).movedim(-3, 0).transpose(-2, -3)
+    fit = query @ key.mT * query.shape[-1] ** -0.5
+    return (shares(fit, real[..., None, None, :]) @ value).transpose(-2, -3).flatten(-2)
+
+
+def convolved(x: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
+    """A convolution (…, T, d) over windows of words of x (…, T, e), zeros at both ends; weight: (window · e, d)."""
+    side = WINDOW // 2
+    ends = torch.zeros_like(x[..., :1, :]).expand(*x.shape[:-2], side, x.shape[-1])
+    wide = torch.cat([ends, x, ends], -2)
+    length = x.shape[-2]
+    return torch.cat([wide[..., place : place + length, :] for place in range(WINDOW)], -1) @ weight + offset
+
+
+def dropout_mask(rng: Rng, rate: float, count: int, *shape: int) -> Tensor:
+    """(count, *shape): 0 with probability `rate`, otherwise 1 / (1 - rate). Four of them come from one random number.
+
+    >>> dropout_mask(Rng.of(0), 0.2, 500, 8, 5).mean().round(decimals=1).item()
+    1.0
+    """
+    row = 1
+    for size in shape:
+        row *= size
+    bits = rng.bits(count, -(-row // 4))
+    parts = torch.stack([(bits >> shift) & 0xFFFF for shift in (0, 16, 32, 48)], -1)
+    kept = parts.flatten(1)[:, :row].reshape(count, *shape) >= round(rate * 65536)
+    return kept.float() / (1.0 - rate)
+
+
+def text_column(catalogue: Catalogue, name: str, encoder: str) -> Column:
+    """The column of a text whose words stand in their order; news without one are refused."""
+    column = catalogue.items.get(name)
+    if column is None or column.kind != "sequence":
+        state = "have none" if column is None else f"have it as '{column.kind}'"
+        raise HomebodyError(
+            f"The encoder {encoder} reads the text '{name}' of news as a sequence of words, and these items {state}: "
+            f"give --item-features FILE with that column and --kind {name}=sequence, or choose the encoder id."
+        )
+    return column
+
+
+def _seen(x: Tensor, given: Mapping[str, Tensor], mask: str) -> Tensor:
+    """x after dropout, if a mask was drawn."""
+    return x * given[mask] if mask in given else x
+
+
+@dataclass(frozen=True)
+class NewsEncoder(ABC):
+    """From what is known of news to their vectors of d numbers.
+
+    `inputs` is what it reads of the whole catalogue; rows of them, with the masks, are what `encode` is given.
+    """
+
+    d: int = 400
+    user: ClassVar[str]
+    """The user encoder that belongs to it."""
+
+    def words(self, catalogue: Catalogue) -> tuple[str, ...]:
+        """The words of all texts that it reads, sorted; code c is in place c - 1."""
+        return ()
+
+    @abstractmethod
+    def inputs(self, catalogue: Catalogue) -> Tree:
+        """A row for each news item, and one more, the last, for no news: its vector is 0."""
+
+    @abstractmethod
+    def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
+        """The parameters. words: the vectors (V + 1, e) that an encoder of words starts from."""
+
+    def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
+        """Dropout masks for n news items whose rows of `inputs` are `given`, to be joined to those."""
+        return {}
+
+    @abstractmethod
+    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+        """(…, n, d) of rows (…, n) of `inputs`."""
+
+
+@dataclass(frozen=True)
+class NewsById(NewsEncoder):
+    """A vector for each news item, whatever it says.
+
+    >>> encoder = NewsById(d=4)
+    >>> three = Catalogue(3)
+    >>> encoder.encode(encoder.start(three, Rng.of(0)), encoder.inputs(three)).shape
+    torch.Size([4, 4])
+    """
+
+    user: ClassVar[str] = "mean"
+
+    def inputs(self, catalogue: Catalogue) -> Tree:
+        number = torch.arange(catalogue.n_items + 1)
+        return {"item": torch.where(number < catalogue.n_items, number, -1)}
+
+    def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
+        return {"news/item": 0.1 * rng.fold("news/item").normal(catalogue.n_items, self.d)}
+
+    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+        item = given["item"]
+        return torch.where(item[..., None] >= 0, shared["news/item"][item.clamp(min=0)], 0.0)
+
+
+@dataclass(frozen=True)
+class _OfWords(NewsEncoder):
+    """What encoders of words have in common: one table of word vectors for all texts, `news/word`."""
+
+    query: int = 200
+    width: int = 50
+    """Numbers of a word's vector."""
+    title: str = "title"
+
+    name: ClassVar[str]
+
+    def texts(self, catalogue: Catalogue) -> dict[str, Column]:
+        """The texts that it reads."""
+        return {self.title: text_column(catalogue, self.title, self.name)}
+
+    def words(self, catalogue: Catalogue) -> tuple[str, ...]:
+        columns = self.texts(catalogue).values()
+        return tuple(sorted({word for column in columns for word in column.words}))
+
+    def inputs(self, catalogue: Catalogue) -> Tree:
+        place = {word: number for number, word in enumerate(self.words(catalogue), 1)}
+        rows = {}
+        for name, column in self.texts(catalogue).items():
+            common = torch.tensor([0, *(place[word] for word in column.words)], device=column.values.device)
+            codes = torch.where(column.values >= 0, common[column.values.clamp(min=0)], -1)
+            rows[f"words/{name}"] = torch.cat([codes, torch.full_like(codes[:1], -1)])
+        return rows
+
+    def _table(self, words: Tensor | None) -> Tensor:
+        if words is None:
+            raise HomebodyError(f"The encoder {self.name} starts from word vectors: give some.")
+        if words.shape[1] != self.width:
+            raise HomebodyError(
+                f"The word vectors have {words.shape[1]} numbers, and the encoder {self.name} reads {self.width}: "
+                f"set its width to {words.shape[1]}."
+            )
+        return words
+
+    def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
+        drawn: Tree = {}
+        for name in (name.removeprefix("words/") for name in given if name.startswith("words/")):
+            count, length = given[f"words/{name}"].shape
+            drawn[f"keep/words/{name}"] = dropout_mask(rng.fold("words", name), rate, count, length, self.width)
+            drawn[f"keep/seen/{name}"] = dropout_mask(rng.fold("seen", name), rate, count, length, self.d)
+        return drawn
+
+    def _vectors(self, shared: Tree, given: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+        """A text's word vectors (…, W, e), 0 for padding, and which places are real."""
+        codes = given[f"words/{name}"]
+        real = codes >= 0
+        vectors = torch.where(real[..., None], shared["news/word"][codes.clamp(min=0)], 0.0)
+        return _seen(vectors, given, f"keep/words/{name}"), real
+
+
+@dataclass(frozen=True)
+class NRMS(_OfWords):
+    """Self-attention among a title's words, then additive attention.
+
+    >>> title = Column(torch.tensor([[1, 2], [2, -1]]), 3, "sequence", True, words=("cat", "dog"))
+    >>> two, encoder = Catalogue(2, {"title": title}), NRMS(d=6, heads=3, width=4)
+    >>> shared = encoder.start(two, Rng.of(0), torch.ones(3, 4))
+    >>> encoder.encode(shared, encoder.inputs(two)).shape
+    torch.Size([3, 6])
+    """
+
+    heads: int = 20
+
+    name: ClassVar[str] = "nrms"
+    user: ClassVar[str] = "nrms"
+
+    def __post_init__(self) -> None:
+        _refuse_heads(self.d, self.heads)
+
+    def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
+        table = self._table(words)
+        pool = pooling(rng.fold("news/pool"), self.d, self.query)
+        return {
+            "news/word": table,
+            "news/attention": _attention(rng.fold("news/attention"), table.shape[1], self.d),
+            **{f"news/pool/{name}": value for name, value in pool.items()},
+        }
+
+    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+        vectors, real = self._vectors(shared, given, self.title)
+        seen = attended(vectors, shared["news/attention"], self.heads, real)
+        return pooled(_seen(seen, given, f"keep/seen/{self.title}"), shared, "news/pool", real)
+
+
+@dataclass(frozen=True)
+class NAML(_OfWords):
+    """Views of news: the title, the body and each category that there is, joined by additive attention.
+
+    A text is a convolution with ReLU and additive attention; a category is a vector and a layer with ReLU. A view that
+    a news item does not have counts for nothing. `body` and `categories` are names of columns; those that the data does
+    not have are left out.
+
+    >>> title = Column(torch.tensor([[1, 2], [2, -1]]), 3, "sequence", True, words=("cat", "dog"))
+    >>> two = Catalogue(2, {"title": title, "category": Column(torch.tensor([1, 0]), 2, "one")})
+    >>> encoder = NAML(d=6, width=4)
+    >>> shared = encoder.start(two, Rng.of(0), torch.ones(3, 4))
+    >>> encoder.encode(shared, encoder.inputs(two)).shape
+    torch.Size([3, 6])
+    """
+
+    body: str = "body"
+    categories: tuple[str, ...] = ("category", "subcategory")
+
+    name: ClassVar[str] = "naml"
+    user: ClassVar[str] = "naml"
+
+    def texts(self, catalogue: Catalogue) -> dict[str, Column]:
+        body = catalogue.items.get(self.body)
+        return {**super().texts(catalogue), **({self.body: body} if body and body.kind == "sequence" else {})}
+
+    def _categories(self, catalogue: Catalogue) -> dict[str, Column]:
+        columns = {name: catalogue.items[name] for name in self.categories if name in catalogue.items}
+        return {name: column for name, column in columns.items() if column.kind == "one"}
+
+    def inputs(self, catalogue: Catalogue) -> Tree:
+        rows = super().inputs(catalogue)
+        for name, column in self._categories(catalogue).items():
+            rows[f"category/{name}"] = torch.cat([column.values, torch.full_like(column.values[:1], -1)])
+        return rows
+
+    def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
+        table, d, device = self._table(words), self.d, rng.key.device
+        shared: Tree = {"news/word": table}
+
+        def attention(name: str) -> None:
+            pool = pooling(rng.fold(name), d, self.query)
+            shared.update({f"{name}/{part}": value for part, value in pool.items()})
+
+        for name in self.texts(catalogue):
+            view = f"news/{name}"
+            shared[f"{view}/filter"] = glorot(rng.fold(view), WINDOW * table.shape[1], d)
+            shared[f"{view}/offset"] = torch.zeros(d, device=device)
+            attention(f"{view}/pool")
+        for name, column in self._categories(catalogue).items():
+            view = f"news/{name}"
+            shared[f"{view}/table"] = 0.1 * rng.fold(view, "table").normal(column.size, CATEGORY_WIDTH)
+            shared[f"{view}/weight"] = glorot(rng.fold(view), CATEGORY_WIDTH, d)
+            shared[f"{view}/offset"] = torch.zeros(d, device=device)
+        attention("news/views")
+        return shared
+
+    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+        views, there = [], []
+        for name in (name.removeprefix("words/") for name in given if name.startswith("words/")):
+            vectors, real = self._vectors(shared, given, name)
+            seen = convolved(vectors, shared[f"news/{name}/filter"], shared[f"news/{name}/offset"]).relu()
+            views.append(pooled(_seen(seen, given, f"keep/seen/{name}"), shared, f"news/{name}/pool", real))
+            there.append(real.any(-1))
+        for name in (name.removeprefix("category/") for name in given if name.startswith("category/")):
+            code = given[f"category/{name}"]
+            rows = shared[f"news/{name}/table"][code.clamp(min=0)]
+            views.append((rows @ shared[f"news/{name}/weight"] + shared[f"news/{name}/offset"]).relu())
+            there.append(code >= 0)
+        return pooled(torch.stack(views, -2), shared, "news/views", torch.stack(there, -1))
+
+
+@dataclass(frozen=True)
+class PLM(NewsEncoder):
+    """One layer on the vectors that a language model has of titles; the language model is not trained.
+
+    Its inputs are `plm` (N + 1, 384): see `homebody.text_vectors.news_inputs`, which computes them.
+
+    >>> encoder = PLM(d=4)
+    >>> encoder.encode(encoder.start(Catalogue(2), Rng.of(0)), {"plm": torch.ones(5, 384)}).shape
+    torch.Size([5, 4])
+    """
+
+    title: str = "title"
+
+    user: ClassVar[str] = "mean"
+
+    def inputs(self, catalogue: Catalogue) -> Tree:
+        raise HomebodyError("The encoder plm reads a language model's vectors: see homebody.text_vectors.news_inputs.")
+
+    def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
+        offset = torch.zeros(self.d, device=rng.key.device)
+        return {"news/weight": glorot(rng.fold("news/weight"), PLM_WIDTH, self.d), "news/offset": offset}
+
+    def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
+        return {"keep/plm": dropout_mask(rng.fold("plm"), rate, len(given["plm"]), PLM_WIDTH)}
+
+    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+        real = (given["plm"] != 0).any(-1, keepdim=True)
+        vectors = _seen(given["plm"], given, "keep/plm") @ shared["news/weight"] + shared["news/offset"]
+        return torch.where(real, vectors, 0.0)
+
+
+def filled(news: Tensor, real: Tensor, pad: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A history's vectors (…, L, d) with the padding news r₀ where one is hidden, and which places count.
+
+    Padding of a simulation counts for nothing. Somebody without any news has one: r₀.
+
+    >>> news, real = filled(torch.ones(2, 1), torch.tensor([False, False]), torch.tensor([7.0]))
+    >>> news.tolist(), real.tolist()
+    ([[7.0], [7.0]], [True, False])
+    """
+    shown = real if hidden is None else real & ~hidden
+    first = torch.arange(real.shape[-1], device=real.device) == 0
+    counts = real | (first & ~real.any(-1, keepdim=True))
+    return torch.where(shown[..., None], news, pad), counts
+
+
+@dataclass(frozen=True)
+class UserEncoder(ABC):
+    """From the vectors of a history's news (…, L, d) to the reader's own (…, d)."""
+
+    d: int = 400
+
+    @abstractmethod
+    def start(self, rng: Rng) -> Tree:
+        """The parameters."""
+
+    @abstractmethod
+    def encode(self, shared: Tree, news: Tensor, real: Tensor) -> Tensor:
+        """The reader, given which places of the history count; see `filled`."""
+
+
+@dataclass(frozen=True)
+class MeanUser(UserEncoder):
+    """The mean of the news: without parameters.
+
+    >>> MeanUser(d=1).encode({}, torch.tensor([[2.0], [4.0], [9.0]]), torch.tensor([True, True, False])).tolist()
+    [3.0]
+    """
+
+    def start(self, rng: Rng) -> Tree:
+        return {}
+
+    def encode(self, shared: Tree, news: Tensor, real: Tensor) -> Tensor:
+        weight = real.to(news.dtype)
+        weight = weight / weight.sum(-1, keepdim=True).clamp(min=1)
+        return (weight[..., None, :] @ news).squeeze(-2)
+
+
+@dataclass(frozen=True)
+class NAMLUser(UserEncoder):
+    """Additive attention over the news."""
+
+    query: int = 200
+
+    def start(self, rng: Rng) -> Tree:
+        pool = pooling(rng.fold("user/pool"), self.d, self.query)
+        return {f"user/pool/{name}": value for name, value in pool.items()}
+
+    def encode(self, shared: Tree, news: Tensor, real: Tensor) -> Tensor:
+        return pooled(news, shared, "user/pool", real)
+
+
+@dataclass(frozen=True)
+class NRMSUser(NAMLUser):
+    """Self-attention among the news, then additive attention."""
+
+    heads: int = 20
+
+    def __post_init__(self) -> None:
+        _refuse_heads(self.d, self.heads)
+
+    def start(self, rng: Rng) -> Tree:
+        return {"user/attention": _attention(rng.fold("user/attention"), self.d, self.d), **super().start(rng)}
+
+    def encode(self, shared: Tree, news: Tensor, real: Tensor) -> Tensor:
+        return super().encode(shared, attended(news, shared["user/attention"], self.heads, real), real)
+
+
+def _attention(rng: Rng, low: int, d: int) -> Tensor:
+    return torch.cat([glorot(rng.fold(part), low, d) for part in range(3)], 1)
+
+
+def _refuse_heads(d: int, heads: int) -> None:
+    if heads < 1 or d % heads:
+        raise HomebodyError(f"{d} numbers cannot be shared out among {heads} heads: choose a divisor of {d}.")
+
+
+ENCODERS: dict[str, type[NewsEncoder]] = {"id": NewsById, "nrms": NRMS, "naml": NAML, "plm": PLM}
+USER_ENCODERS: dict[str, type[UserEncoder]] = {"mean": MeanUser, "naml": NAMLUser, "nrms": NRMSUser}
+
+
+def find_encoder(name: str) -> type[NewsEncoder]:
+    """The news encoder of this name.
+
+    >>> find_encoder("nmrs")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: There is no news encoder 'nmrs'; did you mean 'nrms'? Known: id, naml, nrms, plm.
+    """
+    if name not in ENCODERS:
+        raise unknown_name("news encoder", name, ENCODERS)
+    return ENCODERS[name]
+
+
+def find_user_encoder(name: str) -> type[UserEncoder]:
+    """The user encoder of this name."""
+    if name not in USER_ENCODERS:
+        raise unknown_name("user encoder", name, USER_ENCODERS)
+    return USER_ENCODERS[name]

@@ -1,0 +1,179 @@
+"""Words and texts of the catalogue as vectors: GloVe's, those of a file, random ones, or a language model's.
+
+They are functions of public texts, so they cost no privacy. Those of the language model are computed once and kept on
+the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from homebody.core import Catalogue, Tree
+from homebody.data.pretrained import PRETRAINED, pretrained
+from homebody.data.sources import cache_dir
+from homebody.data.wordpiece import WordPiece
+from homebody.errors import HomebodyError
+from homebody.files import SHARED, replacing
+from homebody.models.minilm import WIDTH, sentence_vectors
+from homebody.models.news import NAML, NRMS, PLM, NewsEncoder, text_column
+from homebody.rng import Rng
+
+__all__ = ["news_inputs", "news_start", "text_vectors", "word_vectors"]
+
+Say = Callable[[str], None]
+GLOVE, MINILM = "glove-6b-50d", "all-minilm-l6-v2"
+SPREAD = 0.1
+"""The standard deviation of random word vectors."""
+SENTENCES_AT_ONCE = 32
+_inputs: WeakKeyDictionary[Catalogue, dict[tuple[NewsEncoder, str], Tree]] = WeakKeyDictionary()
+
+
+def news_inputs(encoder: NewsEncoder, catalogue: Catalogue, device: torch.device | str = "cpu") -> Tree:
+    """What the encoder reads of each news item: a row for each, and one more, the last, for no news at all.
+
+    They are computed once for a catalogue and a device.
+    """
+    known, asked = _inputs.setdefault(catalogue, {}), (encoder, str(device))
+    if asked not in known:
+        if isinstance(encoder, PLM):
+            column = text_column(catalogue, encoder.title, "plm")
+            if len(column.texts) != catalogue.n_items:
+                raise HomebodyError(
+                    f"The encoder plm reads the texts of '{encoder.title}', and only their words are known here: "
+                    "choose another encoder."
+                )
+            vectors = text_vectors(column.texts)
+            rows = {"plm": torch.cat([vectors, vectors.new_zeros(1, WIDTH)])}
+        else:
+            rows = encoder.inputs(catalogue)
+        known[asked] = {name: value.to(device) for name, value in rows.items()}
+    return known[asked]
+
+
+def news_start(encoder: NewsEncoder, catalogue: Catalogue, rng: Rng, words: str = "glove") -> Tree:
+    """The parameters that the encoder starts from; `words` is the source, as `word_vectors` takes it."""
+    if not isinstance(encoder, NRMS | NAML):
+        return encoder.start(catalogue, rng)
+    table = word_vectors(encoder.words(catalogue), words, rng.fold("words"), encoder.width)
+    return encoder.start(catalogue, rng, table)
+
+
+def word_vectors(words: Sequence[str], source: str, rng: Rng, width: int = 50, say: Say | None = None) -> Tensor:
+    """(len(words) + 1, d): the first row is that of unknown words, then one for each word.
+
+    source: `glove` (400,000 words, d = 50), `random` (d = width), or the path of a file in GloVe's format: a word and
+    its numbers in each line. A word that the source does not have gets a random vector, spread as the others are.
+
+    >>> word_vectors(["cat", "dog"], "random", Rng.of(0), width=4).shape
+    torch.Size([3, 4])
+    """
+    if source == "random":
+        return SPREAD * rng.normal(len(words) + 1, width)
+    if source == "glove":
+        place, vectors = _glove(words, say)
+    else:
+        place, vectors = _from_file(words, Path(source).expanduser())
+    if not len(place):
+        raise HomebodyError(
+            f"None of the catalogue's {len(words):,} words has a vector in '{source}': give a file of their language, "
+            "or random."
+        )
+    table = rng.normal(len(words) + 1, vectors.shape[1]) * float(vectors.std())
+    known = torch.from_numpy(vectors).to(table.device)
+    return table.index_copy(0, torch.from_numpy(place).to(table.device) + 1, known)
+
+
+def _glove(words: Sequence[str], say: Say | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """The places of the words that have a vector, and their vectors."""
+    folder = pretrained(GLOVE, say)
+    index = pl.read_parquet(folder / "words.parquet").rename({"index": "word"}).with_row_index("row")
+    wanted = pl.DataFrame({"word": pl.Series(words, dtype=pl.String)}).with_row_index("place")
+    both = wanted.join(index, on="word", how="inner", maintain_order="left")
+    vectors = np.load(folder / "vectors.npy", mmap_mode="r", allow_pickle=False)
+    return both["place"].to_numpy().astype(np.int64), np.array(vectors[both["row"].to_numpy()], dtype=np.float32)
+
+
+def _from_file(words: Sequence[str], path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    wanted = {word: place for place, word in enumerate(words)}
+    found: dict[int, list[float]] = {}
+    width = 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                word, *rest = line.rstrip().split(" ")
+                if number == 1 and len(rest) == 1 and word.isdecimal() and rest[0].isdecimal():
+                    continue  # word2vec's header: how many words, of which length
+                width = width or len(rest)
+                if not rest or len(rest) != width:
+                    raise ValueError(f"line {number} has {len(rest)} numbers and not {width or 'some'}")
+                if word in wanted:
+                    found.setdefault(wanted[word], [float(text) for text in rest])
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise HomebodyError(
+            f"The word vectors {path} cannot be read ({reason}): give glove, random, or a file with a word and its "
+            "numbers in each line."
+        ) from error
+    vectors = np.array(list(found.values()), dtype=np.float32).reshape(len(found), width)
+    if not np.isfinite(vectors).all():
+        raise HomebodyError(f"The word vectors {path} have a number that is not finite: put it right.")
+    return np.array(list(found), dtype=np.int64), vectors
+
+
+def text_vectors(texts: Sequence[str], say: Say | None = None) -> Tensor:
+    """(len(texts), 384) by MiniLM, of length 1; 0 for an empty text. They are kept in the cache."""
+    kept = _kept_at(texts)
+    if (vectors := _kept(kept, len(texts))) is not None:
+        return vectors
+    folder = pretrained(MINILM, say)
+    if say:
+        say(f"Encoding {len(texts):,} texts with {MINILM}; the vectors are kept.")
+    weights = load_file(folder / "model.safetensors")
+    pieces = WordPiece.read(folder / "vocab.txt")
+    cut = [pieces.of(text) for text in texts]
+    vectors = torch.zeros(len(texts), WIDTH)
+    # Sentences of similar length together: padding costs as much as pieces.
+    order = sorted((number for number, text in enumerate(texts) if text.strip()), key=lambda number: len(cut[number]))
+    with torch.no_grad():
+        for first in range(0, len(order), SENTENCES_AT_ONCE):
+            some = order[first : first + SENTENCES_AT_ONCE]
+            longest = max(len(cut[number]) for number in some)
+            padded = torch.tensor([cut[number] + [0] * (longest - len(cut[number])) for number in some])
+            length = torch.tensor([len(cut[number]) for number in some])
+            vectors[some] = sentence_vectors(weights, padded, torch.arange(longest) < length[:, None])
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HomebodyError(f"{kept.parent} cannot be written: {error.strerror or error}.") from error
+    with replacing(kept, mode=SHARED) as file:
+        file.write(save({"vectors": vectors}))
+    return vectors
+
+
+def _kept_at(texts: Sequence[str]) -> Path:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(PRETRAINED[MINILM].package.sha256.encode())
+    digest.update(json.dumps(list(texts)).encode())
+    return cache_dir() / "vectors" / f"{MINILM}-{digest.hexdigest()}.safetensors"
+
+
+def _kept(path: Path, count: int) -> Tensor | None:
+    """The vectors that were computed before, if the file has them."""
+    try:
+        vectors = load_file(path).get("vectors") if path.is_file() else None
+    except (SafetensorError, OSError):
+        return None
+    fits = vectors is not None and vectors.shape == (count, WIDTH) and bool(torch.isfinite(vectors).all())
+    return vectors if fits else None
