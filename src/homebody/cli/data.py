@@ -67,7 +67,7 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             str(row["name"]),
             *("any" if row[count] is None else f"{row[count]:,}" for count in counts),
-            f"{row['megabytes']:.1f}",
+            "any" if row["megabytes"] is None else f"{row['megabytes']:.1f}",
             str(row["status"]),
         )
     table.add_row("synthetic", "any", "any", "any", "0", "made on demand")

@@ -43,11 +43,10 @@ class Dataset:
     """None, as are items and interactions: it is published in several sizes, each of which is accepted."""
     items: int | None
     interactions: int | None
-    megabytes: float
-    """What fetching it costs."""
+    megabytes: float | None
+    """What fetching it costs; None if it has several sizes."""
     url: str
-    """The official source: what is fetched, or for one that must be supplied, what it was made from. Empty: none is
-    known, and only a package carries it."""
+    """The official source: what is fetched, or for one that must be supplied or comes in a package, its page."""
     layouts: tuple[tuple[str, ...], ...]
     sums: Mapping[str, str]
     """The sha256 of the files that are read. A file without one is accepted only by its counts, when it is read."""
@@ -55,6 +54,8 @@ class Dataset:
     official: Mapping[str, str] = field(default_factory=dict)
     """Which members of the official archive become which files; if empty, the archive itself is the file."""
     package: PackageCopy | None = None
+    in_package: bool = False
+    """Whether the package alone is known to carry the files: nothing is fetched from `url`."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The bytes of files too large to hash only to list them."""
     folders: tuple[str, ...] = ()
@@ -81,8 +82,10 @@ class Dataset:
         return all(name in self.sums for name in self.layout(folder) or ())
 
     def checked(self, folder: Path) -> str:
-        """What a quick look held the folder's files against: sha256, size, or nothing until they are read."""
+        """What a quick look held the folder's files against: sha256, size, names, or nothing until they are read."""
         names = self.layout(folder) or ()
+        if self.users is None:
+            return "names of files"
         if not self.pinned(folder):
             return "counts, when read"
         return "size" if any(name in self.sizes for name in names) else "sha256"
@@ -274,7 +277,7 @@ _MIND = Dataset(
     users=None,
     items=None,
     interactions=None,
-    megabytes=0.0,
+    megabytes=None,
     url="https://msnews.github.io",
     layouts=(("behaviors.tsv", "news.tsv"), *((f"{part}/behaviors.tsv", f"{part}/news.tsv") for part in PARTS)),
     sums={},
@@ -290,7 +293,7 @@ _EBNERD = Dataset(
     users=None,
     items=None,
     interactions=None,
-    megabytes=0.0,
+    megabytes=None,
     url="https://recsys.eb.dk",
     layouts=(
         (
@@ -320,7 +323,8 @@ _IBM_ARTICLES = Dataset(
     items=714,
     interactions=45_976,
     megabytes=4.1,
-    url="",
+    url="https://github.com/joanamdsantos/recommender_ibmws_pkg",
+    in_package=True,
     package=PackageCopy(
         "recommender-ibmws==0.1.3",
         "dda442a79079abbdef322c182ce18b5e471708c878a3128cfc1180f0f1438d18",

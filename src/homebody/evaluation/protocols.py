@@ -237,7 +237,7 @@ def _shown(split: Split, score: Score, asked: Users, size: int) -> Iterator[Bloc
     for users in (asked[start : start + size] for start in range(0, len(asked), size)):
         about = questions(split, users)
         parts = [part for question in about.values() for part in (question.relevant, question.candidates)]
-        items = torch.cat([part[part >= 0] for part in parts]).unique()
+        items = torch.from_numpy(np.unique(np.concatenate([part[part >= 0].numpy() for part in parts])))
         column = torch.full((split.n_items + 1,), -1)  # the last entry is for padding, -1
         column[items] = torch.arange(len(items))
         named = {
