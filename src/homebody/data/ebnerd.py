@@ -21,7 +21,7 @@ WEEKS = ("train", "validation")
 """Two weeks, one after the other; what people had read is given as of the beginning of each."""
 BEHAVIOURS = ("user_id", "impression_time", "article_ids_inview", "article_ids_clicked")
 HISTORY = ("user_id", "impression_time_fixed", "article_id_fixed")
-ARTICLES: dict[str, Kind] = {"category": "categorical", "title": "text", "subtitle": "text", "body": "text"}
+ARTICLES: dict[str, Kind] = {"category": "categorical", "title": "sequence", "subtitle": "sequence", "body": "sequence"}
 
 
 def read_ebnerd(folder: Path) -> Population:

@@ -23,7 +23,7 @@ FEWEST = 4
 OTHERS = 19
 """Articles that an impression shows beside the one that was clicked."""
 SEED = 0
-KINDS: dict[str, Kind] = dict.fromkeys(("title", "description", "body"), "text")
+KINDS: dict[str, Kind] = dict.fromkeys(("title", "description", "body"), "sequence")
 
 
 def read_ibm_articles(folder: Path, *, seed: int = SEED, by_popularity: bool = True) -> Population:

@@ -29,7 +29,12 @@ CHUNK_BYTES = 16 << 20
 COLUMNS = ("impression", "user", "time", "history", "shown")
 CLOCK = "%m/%d/%Y %I:%M:%S %p"
 NEWS = ("id", "category", "subcategory", "title", "abstract")
-KINDS: dict[str, Kind] = {"category": "categorical", "subcategory": "categorical", "title": "text", "abstract": "text"}
+KINDS: dict[str, Kind] = {
+    "category": "categorical",
+    "subcategory": "categorical",
+    "title": "sequence",
+    "abstract": "sequence",
+}
 
 
 class _Chunk(NamedTuple):

@@ -139,7 +139,7 @@ def described(
         many = several(strangers, "news item is", "news items are")
         notes.append(f"{many} in histories or impressions and not in {name}: known by id alone, without text.")
     known = item_ids.rename("id").to_frame().join(table, on="id", how="left", maintain_order="left").drop("id")
-    texts = [column for column, kind in kinds.items() if kind == "text"]
+    texts = [column for column, kind in kinds.items() if kind in ("text", "sequence")]
     known = known.with_columns(
         pl.when(pl.col(column).str.strip_chars() != "").then(pl.col(column)) for column in texts
     ).select(list(kinds))
