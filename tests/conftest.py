@@ -16,13 +16,12 @@ import types
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer.testing
 from hypothesis import HealthCheck, settings
+from tests.shortcuts import install
 
 from homebody.database import Database, connect
 
@@ -37,15 +36,13 @@ if TYPE_CHECKING:
 settings.register_profile("seeded", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("seeded")
 
-# A command line is worked out once for all tests, not at each call.
-typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
-
 TESTS = Path(__file__).parent
 
 
 # Collecting tests makes hundreds of thousands of objects that stay: looking through them for garbage, again and again,
 # would take a quarter of the time.
 gc.disable()
+install()
 
 
 def pytest_collection_finish() -> None:

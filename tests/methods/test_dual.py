@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from homebody.simulation import Simulator
 FAST = {"factors": 6, "batch_size": 20, "epochs": 2, "item_rate": 3.0}
 
 
+@cache
 def people() -> Split:
     return leave_one_out(synthetic(Synthetic(users=30, items=50, mean=12, seed=2)), seed=2)
 
@@ -157,15 +159,23 @@ FAMILY = {
 }
 
 
+@cache
+def after_three_rounds(name: str, size: int | None) -> Slow:
+    """The plain way, for the kernel and the vmapped client alike."""
+    split = people()
+    slow = Slow(FAMILY[name], split, seed=9)
+    for number in (1, 2, 3):
+        cohort = choose(np.arange(split.n_users), size, slow.rng.fold("cohort", number))
+        slow.round(number, cohort.users.tolist())
+    return slow
+
+
 @pytest.mark.parametrize("fused", [True, False], ids=["kernel", "vmap"])
 @pytest.mark.parametrize("size", [None, 12], ids=["everyone", "some"])
 @pytest.mark.parametrize("name", FAMILY)
 def test_three_rounds_equal_plain_per_client_pytorch(name: str, size: int | None, fused: bool) -> None:
     split, method = people(), FAMILY[name]
-    slow = Slow(method, split, seed=9)
-    for number in (1, 2, 3):
-        cohort = choose(np.arange(split.n_users), size, slow.rng.fold("cohort", number))
-        slow.round(number, cohort.users.tolist())
+    slow = after_three_rounds(name, size)
     simulator = Simulator(split, fused=fused)
     fitted = fit(method, simulator, rounds=3, cohort=size, seed=9, evaluate_every=0)
     assert torch.allclose(fitted.shared["item"].double(), slow.table, rtol=1e-3, atol=1e-4)
