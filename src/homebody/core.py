@@ -43,6 +43,7 @@ __all__ = [
     "Rows",
     "Runtime",
     "Scoring",
+    "Shown",
     "Total",
     "Tree",
     "Update",
@@ -236,6 +237,21 @@ class Catalogue:
         return columns
 
 
+class Shown(NamedTuple):
+    """The impressions that one client learns from: what it was shown, and what of it was clicked.
+
+    A simulation pads both dimensions. An impression that is padding shows nothing: its row has no real item and no
+    click. There is always at least one row and one column, real or not.
+    """
+
+    items: Tensor
+    """(I, C) the items of each impression, in the order in which the source lists them; `n_items` pads."""
+    clicked: Tensor
+    """(I, C) which of them were clicked; False for padding."""
+    before: Tensor
+    """(I,) how many entries of `Data.items` came before each impression: it may read `Data.items[:before]`."""
+
+
 class Data(NamedTuple):
     """One client's own data, as its device holds it.
 
@@ -258,6 +274,8 @@ class Data(NamedTuple):
     """(L,) this person's ratings, if the method uses ratings."""
     now: Mapping[str, Tensor] = MappingProxyType({})
     """The circumstances in which items are ranked; empty if nothing is known of them."""
+    shown: Shown | None = None
+    """The impressions to learn from, if the method needs or uses impressions and the split learns from some."""
 
 
 @dataclass(frozen=True)

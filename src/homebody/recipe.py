@@ -59,7 +59,8 @@ class Recipe:
     seed: int = setting(0, "The seed of all randomness in a run.")
     split: str = setting(
         "leave-one-out",
-        "The data split: leave-one-out, ratio, held-out-users, cold-users, cold-items, cold-both or impressions.",
+        "The data split: leave-one-out, ratio, held-out-users, cold-users, cold-items, cold-both, impressions, "
+        "impressions-later or impressions-people.",
         panel=EVALUATION,
     )
     """What is held out: a name from `homebody.data.partitions.WAYS`, with its settings (ratio:test=0.2)."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from homebody.core import About, Catalogue, Method, Recommender, Users
 from homebody.errors import HomebodyError
 
-__all__ = ["Histories", "Reference", "Score", "ScoreNow", "federated", "products"]
+__all__ = ["Histories", "LearntImpressions", "Reference", "Score", "ScoreNow", "federated", "products"]
 
 Score = Callable[[Users, Tensor], Tensor]
 """From users (B,) and items (N,) to how well each item fits each user (B, N)."""
@@ -29,6 +29,19 @@ class ScoreNow(Protocol):
 
     def now(self, users: Users, owner: Tensor, circumstances: Mapping[str, Tensor], items: Tensor) -> Tensor:
         """(Q, N): how well each item fits the person that `users[owner]` (Q,) names, in these circumstances (Q, …)."""
+
+
+class LearntImpressions(NamedTuple):
+    """The impressions that a reference may learn from, as compressed rows: impression n showed
+    `items[indptr[n]:indptr[n + 1]]`."""
+
+    users: npt.NDArray[np.int64]
+    """The user of each impression, ascending: a row of the histories."""
+    indptr: npt.NDArray[np.int64]
+    items: npt.NDArray[np.int32]
+    clicked: npt.NDArray[np.bool_]
+    before: npt.NDArray[np.int64]
+    """How many items of the user's history came before each impression."""
 
 
 class Histories(NamedTuple):
@@ -46,6 +59,8 @@ class Histories(NamedTuple):
     """The users' features, one row each, in the columns of `catalogue.people`."""
     contexts: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
     """The circumstances of each of `items`, as `catalogue.contexts` names them."""
+    shown: LearntImpressions | None = None
+    """Impressions to learn from, if the split has some: of people who are learnt from alone."""
 
     @classmethod
     def of(cls, histories: Sequence[Sequence[int]], n_items: int) -> Histories:

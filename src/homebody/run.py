@@ -208,9 +208,14 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         negatives=recipe.negatives,
         public=recipe.public,
     )
+    if "impressions" in method.needs and "train" not in (split.shown or {}):
+        raise HomebodyError(
+            f"{recipe.method} learns from impressions, and the split {recipe.split} has none to learn from: give "
+            "--split impressions-people, or impressions-later where impressions have times."
+        )
     for note in (*run_notes.notes_of(method, split), *recipe.unshuffled()):
         watcher.say(note)
-    members = int((split.learn & (split.lengths > 0)).sum())
+    members = len(split.members(method.needs))
     if recipe.cohort is not None and not 1 <= recipe.cohort <= members:
         raise HomebodyError(f"A cohort has 1 to {members} clients with this data, not {recipe.cohort}.")
     if isinstance(method, Method):
@@ -236,13 +241,13 @@ def _refuse_unrated(recipe: Recipe, population: Population) -> None:
             f"{recipe.short_method} predicts ratings with these settings, and {population.name} has none: "
             "leave out --set output=explicit, or name their column with --rating-col."
         )
-    if recipe.split.partition(":")[0] == "impressions":
+    if recipe.split.startswith("impressions"):
         raise HomebodyError("Impressions have no ratings to predict: choose another split.")
 
 
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
     """The charges of one round of each phase, and its number of rounds. Public phases are left out."""
-    members = int((split.learn & (split.lengths > 0)).sum())
+    members = len(split.members(method.needs))
     asked = cohort_of(recipe, method, split)
     size = asked or members
     cohort = Cohort(np.arange(size), "fixed" if asked else "all", size, members, split.n_items)
@@ -280,7 +285,7 @@ def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int |
     usual = method.about.cohort
     if recipe.cohort is not None or usual is None:
         return recipe.cohort
-    return min(usual, int((split.learn & (split.lengths > 0)).sum()))
+    return min(usual, len(split.members(method.needs)))
 
 
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:

@@ -137,6 +137,8 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
                 yield f"{unit}/{name}/vocabulary", np.frombuffer(text.encode(), dtype=np.uint8)
     if split.shown is not None and (shown := split.population.impressions):
         yield from (("shown", shown.items), ("to", shown.users), ("in", shown.indptr), ("clicked", shown.clicked))
+        yield from (() if split.before is None else [("before", split.before)])
+        yield from ((f"shown in {part}", numbers) for part, numbers in split.shown.items() if "train" in split.shown)
     if (elsewhere := split.population.elsewhere) is not None:
         yield from (("elsewhere", elsewhere.items), ("elsewhere of", elsewhere.indptr))
 

@@ -64,13 +64,18 @@ def test_list_tells_every_status(cache: Path, tmp_path: Path, monkeypatch: pytes
         "amazon-video": ("damaged", "sha256"),
         "frappe": ("not fetched", None),
         "book-crossing": ("not fetched", None),
+        "mind": ("must be supplied", None),
+        "ebnerd": ("must be supplied", None),
+        "ibm-articles": ("not fetched", None),
     }
     assert hashed.files == ["ratings.dat"]
     assert rows["ml-25m"]["folder"] == str(cache / "ml-25m")
     assert rows["frappe"]["files"] == [["Mobile_Frappe.zip"]]
     assert rows["frappe"]["supply"] is None
     assert "FOLDER/lastfm-2k" in rows["lastfm-2k"]["supply"]
-    assert all(row["licence"] and row["url"].startswith("http") and row["megabytes"] > 0 for row in rows.values())
+    assert all(row["licence"] and row["url"].startswith("http") for row in rows.values())
+    assert {name for name, row in rows.items() if row["megabytes"] is None} == {"mind", "ebnerd"}
+    assert all(row["megabytes"] > 0 for row in rows.values() if row["megabytes"] is not None)
 
 
 class Hashed:

@@ -25,6 +25,7 @@ from homebody.evaluation.metrics import (
     precision,
     recall,
     reciprocal_rank,
+    skew,
 )
 
 quick = settings(max_examples=150, deadline=None)
@@ -288,3 +289,11 @@ def test_the_usual_metrics_have_their_names() -> None:
 @pytest.mark.parametrize(("cutoffs", "main"), [([5, 10, 20], 10), ([1, 30], 1), ([9, 11], 9), ([12], 12), ([20, 5], 5)])
 def test_comparisons_are_made_at_ten_or_near_it(cutoffs: list[int], main: int) -> None:
     assert main_cutoff(cutoffs) == main
+
+
+def test_the_skew_is_the_share_of_places_that_another_item_takes() -> None:
+    plain = torch.tensor([[4.0, 3, 2, 1], [1, 2, 9, 9], [2, 1, 0, 0]])
+    noisy = torch.tensor([[4.0, 3, 1, 2], [3, 2, 0, 0], [2, 1, 5, 5]])
+    there = torch.tensor([[True] * 4, [True, True, False, False], [True, True, False, False]])
+    assert skew(plain, noisy, there).tolist() == [0.5, 1.0, 0.0]
+    assert skew(plain, plain).tolist() == [0.0, 0.0, 0.0]

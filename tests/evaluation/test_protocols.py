@@ -16,7 +16,7 @@ from homebody.data.partitions import WAYS, leave_one_out, split
 from homebody.data.population import Impressions, Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.evaluation import Block, describe, questions, sliced, summarise
+from homebody.evaluation import Block, describe, measure, questions, sliced, summarise
 from homebody.evaluation.metrics import METRICS
 
 quick = settings(max_examples=60, deadline=None)
@@ -164,6 +164,53 @@ def test_a_users_impressions_weigh_as_much_as_anothers() -> None:
     found = summarise([block], (1,))
     assert found.metrics["hr@1"] == pytest.approx(0.75)
     assert found.metrics["auc"] == pytest.approx(0.75)
+    assert not [name for name in found.metrics if name.startswith("impressions/")]
+    every = summarise([block._replace(impressions=True)], (1,), {"first": np.array([True, False])})
+    assert every.metrics["auc"] == pytest.approx(0.75)
+    assert every.metrics["impressions/auc"] == pytest.approx(2 / 3)
+    assert every.metrics["first/impressions/auc"] == pytest.approx(1 / 2)
+    assert every.metrics["valid/impressions/auc"] == 1.0
+
+
+def test_impressions_are_measured_as_papers_on_news_do() -> None:
+    """Against plain loops over the places: MRR over all clicks, uncut, and NDCG at 5 and 10, whatever the cut-offs."""
+    draw = np.random.default_rng(5)
+    lines = []
+    for user in range(30):
+        items = draw.permutation(40)[: draw.integers(3, 30)].tolist()
+        clicks = int(draw.integers(1, 3))
+        lines += [(user, items[:clicks], items[clicks:])] * 2
+    everyone = Population("toy", np.arange(31), np.zeros(30, dtype=np.int32), 40, impressions=shown(*lines))
+    done = split(everyone, "impressions")
+    scores = torch.from_numpy(draw.random((30, 40)))
+    found = measure(done, lambda users, items: scores[torch.from_numpy(users)][:, items], (1,))
+    expected: dict[str, list[float]] = {"auc": [], "mrr": [], "ndcg@5": [], "ndcg@10": []}
+    for user, clicked, others in lines[1::2]:
+        order = sorted([*clicked, *others], key=lambda item: -scores[user, item])
+        places = [order.index(item) + 1 for item in clicked]
+        pairs = [scores[user, one] > scores[user, other] for one in clicked for other in others]
+        expected["auc"].append(float(np.mean(pairs)))
+        expected["mrr"].append(float(np.mean([1 / place for place in places])))
+        for k in (5, 10):
+            gain = sum(1 / np.log2(place + 1) for place in places if place <= k)
+            expected[f"ndcg@{k}"].append(gain / sum(1 / np.log2(place + 2) for place in range(min(k, len(clicked)))))
+    for name, values in expected.items():
+        assert found.metrics[f"impressions/{name}"] == pytest.approx(np.mean(values)), name
+
+
+def test_only_what_somebody_was_shown_is_scored() -> None:
+    lines = [(0, [1], [2]), (0, [1], [2]), (1, [4], [2]), (1, [4], [1])]
+    two = Population("toy", np.array([0, 1, 2]), np.array([0, 0], dtype=np.int32), 9, impressions=shown(*lines))
+    asked: list[list[int]] = []
+
+    def score(users: np.ndarray, items: torch.Tensor) -> torch.Tensor:
+        asked.append(items.tolist())
+        return items.double().expand(len(users), -1)
+
+    found = measure(split(two, "impressions"), score)
+    assert asked == [[1, 2, 4]]
+    assert found.metrics["impressions/auc"] == 0.5
+    assert found.metrics["valid/impressions/auc"] == 0.5
 
 
 @pytest.mark.parametrize(("name", "users"), [("ml-100k", 199), ("ml-1m", 751)])
@@ -203,9 +250,10 @@ def test_the_protocol_and_the_split_are_said_beside_a_number(protocol: str, way:
     assert line.startswith(f"protocol {protocol}: ")
     assert f"split {given} ({WAYS[way].title})" in line
     new = way in ("cold-items", "cold-both")
-    assert ("random held out; ranked against 7 sampled negatives" in line) == (way != "impressions" and not new)
+    of_shown = way.startswith("impressions")
+    assert ("random held out; ranked against 7 sampled negatives" in line) == (not of_shown and not new)
     assert ("ranked against 7 sampled new items" in line) == new
-    assert ("at most 7" in describe(protocol, negatives=7, way=given, enough=False)) == (way != "impressions")
-    assert ("ranked among what was shown" in line) == (way == "impressions")
+    assert ("at most 7" in describe(protocol, negatives=7, way=given, enough=False)) == (not of_shown)
+    assert ("ranked among what was shown" in line) == of_shown
     assert ("flatters" in line) == (protocol == "published")
     assert line.endswith("round chosen on validation")

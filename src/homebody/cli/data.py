@@ -65,7 +65,10 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
         table.add_column(heading, justify="left" if heading in {"name", "status"} else "right", no_wrap=True)
     for row in rows:
         table.add_row(
-            str(row["name"]), *(f"{row[count]:,}" for count in counts), f"{row['megabytes']:.1f}", str(row["status"])
+            str(row["name"]),
+            *("any" if row[count] is None else f"{row[count]:,}" for count in counts),
+            "any" if row["megabytes"] is None else f"{row['megabytes']:.1f}",
+            str(row["status"]),
         )
     table.add_row("synthetic", "any", "any", "any", "0", "made on demand")
     console = Console()

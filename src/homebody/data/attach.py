@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, unmark_all, usual
-from homebody.data.population import Features, Impressions, Kind, Population
+from homebody.data.population import Features, Impressions, Kind, Population, whole_times
 from homebody.data.table import USUAL_NAMES, even_table, raw_table
 from homebody.errors import HomebodyError, several, unknown_name
 
@@ -280,7 +280,7 @@ def _attach_impressions(population: Population, path: Path, say: Say) -> Populat
     askable = _askable(rows, path, say)
     if population.impressions is not None:
         say(f"{path.name} takes the place of the impressions that {population.name} has already.")
-    return replace(population, impressions=_impressions(askable))
+    return replace(population, impressions=_impressions(askable, timed="time" in column))
 
 
 def _places(ids: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
@@ -355,7 +355,7 @@ def _askable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
     return once
 
 
-def _impressions(rows: pl.DataFrame) -> Impressions:
+def _impressions(rows: pl.DataFrame, *, timed: bool) -> Impressions:
     # Sorting is stable: what the file shows first stands first.
     rows = (
         rows.with_row_index("first")
@@ -368,4 +368,5 @@ def _impressions(rows: pl.DataFrame) -> Impressions:
         indptr=np.append(starts, rows.height).astype(np.int64),
         items=rows["item"].cast(pl.Int32).to_numpy(),
         clicked=rows["clicked"].to_numpy(),
+        times=whole_times(rows["time"])[starts] if timed else None,
     )

@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from homebody.data.ebnerd import read_ebnerd
 from homebody.data.fetch import sha256
+from homebody.data.ibm import read_ibm_articles
+from homebody.data.mind import PARTS, read_mind
 from homebody.data.movielens import read_ml_1m, read_ml_20m, read_ml_25m, read_ml_100k
 from homebody.data.population import Population
 from homebody.data.published import read_amazon_video, read_book_crossing, read_frappe, read_lastfm_2k
@@ -36,13 +39,14 @@ class Dataset:
     name: str
     description: str
     licence: str
-    users: int
-    items: int
-    interactions: int
-    megabytes: float
-    """What fetching it costs."""
+    users: int | None
+    """None, as are items and interactions: it is published in several sizes, each of which is accepted."""
+    items: int | None
+    interactions: int | None
+    megabytes: float | None
+    """What fetching it costs; None if it has several sizes."""
     url: str
-    """The official source: what is fetched, or for one that must be supplied, what it was made from."""
+    """The official source: what is fetched, or for one that must be supplied or comes in a package, its page."""
     layouts: tuple[tuple[str, ...], ...]
     sums: Mapping[str, str]
     """The sha256 of the files that are read. A file without one is accepted only by its counts, when it is read."""
@@ -50,8 +54,12 @@ class Dataset:
     official: Mapping[str, str] = field(default_factory=dict)
     """Which members of the official archive become which files; if empty, the archive itself is the file."""
     package: PackageCopy | None = None
+    in_package: bool = False
+    """Whether the package alone is known to carry the files: nothing is fetched from `url`."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The bytes of files too large to hash only to list them."""
+    folders: tuple[str, ...] = ()
+    """Other names of a folder that holds it, beside its own."""
     supply: str | None = None
     """Why it cannot be fetched and where its files come from, as part of a sentence; None if it can."""
 
@@ -74,8 +82,10 @@ class Dataset:
         return all(name in self.sums for name in self.layout(folder) or ())
 
     def checked(self, folder: Path) -> str:
-        """What a quick look held the folder's files against: sha256, size, or nothing until they are read."""
+        """What a quick look held the folder's files against: sha256, size, names, or nothing until they are read."""
         names = self.layout(folder) or ()
+        if self.users is None:
+            return "names of files"
         if not self.pinned(folder):
             return "counts, when read"
         return "size" if any(name in self.sizes for name in names) else "sha256"
@@ -92,6 +102,8 @@ class Dataset:
     def problem(self, population: Population) -> str | None:
         """How the population's counts differ from the published ones, if they do, as part of a sentence."""
         counts = population.n_interactions, population.n_users, population.n_items
+        if self.interactions is None or self.users is None or self.items is None:
+            return None
         published = self.interactions, self.users, self.items
         if counts == published:
             return None
@@ -257,7 +269,83 @@ _BOOK_CROSSING = Dataset(
     read=read_book_crossing,
 )
 
+# Its files are known by their names alone: each size has files of the same names.
+_MIND = Dataset(
+    name="mind",
+    description="MIND: news that people were shown and clicked in 2019, with titles, abstracts and categories",
+    licence="Microsoft Research License Terms: research only",
+    users=None,
+    items=None,
+    interactions=None,
+    megabytes=None,
+    url="https://msnews.github.io",
+    layouts=(("behaviors.tsv", "news.tsv"), *((f"{part}/behaviors.tsv", f"{part}/news.tsv") for part in PARTS)),
+    sums={},
+    folders=("mind-small", "mind-large"),
+    supply="its terms must be accepted on {url}",
+    read=read_mind,
+)
+
+_EBNERD = Dataset(
+    name="ebnerd",
+    description="EB-NeRD: articles of Ekstra Bladet that people were shown and clicked in 2023",
+    licence="Ekstra Bladet: research only, on the terms of its page",
+    users=None,
+    items=None,
+    interactions=None,
+    megabytes=None,
+    url="https://recsys.eb.dk",
+    layouts=(
+        (
+            "train/behaviors.parquet",
+            "train/history.parquet",
+            "validation/behaviors.parquet",
+            "validation/history.parquet",
+        ),
+        (
+            "train_behaviors.parquet",
+            "train_history.parquet",
+            "validation_behaviors.parquet",
+            "validation_history.parquet",
+        ),
+    ),
+    sums={},
+    folders=("ebnerd-demo", "ebnerd-small", "ebnerd-large"),
+    supply="its terms must be accepted on {url}",
+    read=read_ebnerd,
+)
+
+_IBM_ARTICLES = Dataset(
+    name="ibm-articles",
+    description="IBM Watson Studio: clicks on articles, with titles and bodies; impressions are drawn",
+    licence="MIT, of the package that carries it",
+    users=5148,
+    items=714,
+    interactions=45_976,
+    megabytes=4.1,
+    url="https://github.com/joanamdsantos/recommender_ibmws_pkg",
+    in_package=True,
+    package=PackageCopy(
+        "recommender-ibmws==0.1.3",
+        "dda442a79079abbdef322c182ce18b5e471708c878a3128cfc1180f0f1438d18",
+        {f"recommender_ibmws/data/{name}": name for name in ("articles_community.csv", "user-item-interactions.csv")},
+    ),
+    layouts=(
+        ("articles_community.csv", "user-item-interactions.csv"),
+        ("articles_community.csv.xz", "user-item-interactions.csv"),
+    ),
+    sums={
+        "articles_community.csv": "23ca609a6c14c2ddf26083207c41ce8467036e45c84cd21bfa7a207dd544d544",
+        "articles_community.csv.xz": "233a8b46748b0ce40f515cca3a4004b583df438ca3ea79fe4cd5551522101d60",
+        "user-item-interactions.csv": "07df24977199e629339723b644a93b8a6452d3a5c70868f7b0a143b14ab59bc6",
+    },
+    read=read_ibm_articles,
+)
+
 DATASETS: dict[str, Dataset] = {
     dataset.name: dataset
-    for dataset in (_ML_100K, _ML_1M, _ML_20M, _ML_25M, _LASTFM_2K, _AMAZON_VIDEO, _FRAPPE, _BOOK_CROSSING)
+    for dataset in (
+        *(_ML_100K, _ML_1M, _ML_20M, _ML_25M, _LASTFM_2K, _AMAZON_VIDEO, _FRAPPE, _BOOK_CROSSING),
+        *(_MIND, _EBNERD, _IBM_ARTICLES),
+    )
 }

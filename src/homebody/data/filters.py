@@ -28,7 +28,7 @@ import numpy.typing as npt
 from homebody.data.population import Impressions, Population, UserItems
 from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["Filters", "apply", "kept_impressions"]
+__all__ = ["Filters", "apply", "kept_impressions", "recounted"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -209,6 +209,10 @@ class _Left:
             shown = _shown(whole.impressions, may, self.item_ok)
             users[shown.users] = True
             items[shown.items] = True
+            if row is not None:
+                stays = np.zeros(whole.n_interactions, dtype=np.bool_)
+                stays[row] = True
+                shown = recounted(shown, whole, stays)
             shown = replace(
                 shown, users=_numbers(users)[shown.users], items=_numbers(items)[shown.items].astype(np.int32)
             )
@@ -270,7 +274,17 @@ def kept_impressions(impressions: Impressions, keep: Mask) -> Impressions:
         np.concatenate(([0], np.cumsum((clicks + others)[useful]))).astype(np.int64),
         impressions.items[keep],
         impressions.clicked[keep],
+        None if impressions.times is None else impressions.times[useful],
+        None if impressions.before is None else impressions.before[useful],
     )
+
+
+def recounted(impressions: Impressions, whole: Population, stays: Mask) -> Impressions:
+    """The impressions of a population of which only these interactions stay: fewer came before each."""
+    if impressions.before is None:
+        return impressions
+    left, start = np.concatenate([[0], np.cumsum(stays)]), whole.indptr[impressions.users]
+    return replace(impressions, before=left[start + impressions.before] - left[start])
 
 
 def _sentence(whole: Population, part: Population, filters: Filters) -> str:

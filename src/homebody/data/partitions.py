@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from homebody.data import split_kernels as kernels
-from homebody.data.population import Population
-from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, Split, isolated
+from homebody.data.population import Impressions, Population
+from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, ShownPart, Split, isolated
 from homebody.errors import HomebodyError, several, unknown_name
 from homebody.rng import Rng
 
@@ -54,7 +54,8 @@ class Parts(NamedTuple):
     learn: Bools
     absent: Ints = np.empty(0, dtype=np.int32)
     unasked: Mapping[Held, Ints] | None = None
-    shown: Mapping[Held, Longs] | None = None
+    shown: Mapping[ShownPart, Longs] | None = None
+    before: Longs | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -208,18 +209,8 @@ def _cold_both(kept: Kept, settings: Mapping[str, float]) -> Parts:
 
 
 def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
-    shown = kept.population.impressions
-    if shown is None or not len(shown.users):
-        raise HomebodyError(
-            f"{kept.population.name} has no impressions, which this split needs; give a file with --impressions FILE."
-        )
-    clicks = np.concatenate([[0], np.cumsum(shown.clicked)])[shown.indptr]
-    mixed = (np.diff(clicks) > 0) & (np.diff(clicks) < np.diff(shown.indptr))
-    asked = np.flatnonzero(mixed)
-    users, some = shown.users[asked], int((~mixed).sum())
-    them = "it" if some == 1 else "them"
-    many = several(some, "impression is", "impressions are")
-    notes = (f"{many} not asked: nothing or everything in {them} was clicked.",) if some else ()
+    shown, asked, notes = _askable(kept)
+    users = shown.users[asked]
     # The first half of each user's impressions is for validation, the rest for test; who has one only, goes to
     # either in turn.
     first = np.searchsorted(users, users, side="left")
@@ -227,13 +218,113 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     early = np.arange(len(users)) - first < np.floor(settings["valid"] * count)
     turn = np.floor(settings["valid"] * np.arange((count == 1).sum() + 1))
     early[count == 1] = np.diff(turn) > 0
+    everyone = np.ones(len(kept.lengths), dtype=np.bool_)
+    # Where only the times tell what came before, the whole history is learnt from and asked with, as documented.
+    before = None if shown.before is None else _before(kept)
+    parts: dict[ShownPart, Longs] = {"valid": asked[early], "test": asked[~early]}
+    return _asked_of_shown(kept, shown, parts, before, everyone, notes)
+
+
+def _impressions_later(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    shown, usable, notes = _askable(kept)
+    if shown.times is None:
+        raise HomebodyError(
+            f"The impressions of {kept.population.name} have no times, so none is later than others: choose "
+            "impressions-people, or give the file of impressions a column time."
+        )
+    order = usable[np.argsort(shown.times[usable], kind="stable")]
+    test, valid = (int(settings[name] * len(order) + 0.5) for name in ("test", "valid"))
+    times = shown.times[order]
+    # Impressions of the same time are on the same side.
+    late, held = (int(np.searchsorted(times, times[min(len(order) - n, len(order) - 1)])) for n in (test, test + valid))
+    if not held:
+        raise HomebodyError(
+            f"The split leaves no impression of {kept.population.name} to learn from: lower its test or valid."
+        )
+    parts: dict[ShownPart, Longs] = {
+        "train": np.sort(order[:held]),
+        "valid": np.sort(order[held:late]),
+        "test": np.sort(order[late:]),
+    }
+    everyone = np.ones(len(kept.lengths), dtype=np.bool_)
+    return _asked_of_shown(kept, shown, parts, _before(kept), everyone, notes, since=int(times[held]))
+
+
+def _impressions_people(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    shown, usable, notes = _askable(kept)
+    people = np.unique(shown.users[usable])
+    group = np.zeros(len(kept.lengths), dtype=np.int64)
+    group[people] = _groups(kept, len(people), "users", settings)
+    part = group[shown.users[usable]]
+    parts: dict[ShownPart, Longs] = {"train": usable[part == 0], "valid": usable[part == 1], "test": usable[part == 2]}
+    return _asked_of_shown(kept, shown, parts, _before(kept), group == 0, notes)
+
+
+def _askable(kept: Kept) -> tuple[Impressions, Longs, tuple[str, ...]]:
+    """The impressions, the numbers of those in which something is clicked and something is not, and a note."""
+    shown = kept.population.impressions
+    if shown is None or not len(shown.users):
+        raise HomebodyError(
+            f"{kept.population.name} has no impressions, which this split needs; give a file with --impressions FILE."
+        )
+    clicks = np.concatenate([[0], np.cumsum(shown.clicked)])[shown.indptr]
+    mixed = (np.diff(clicks) > 0) & (np.diff(clicks) < np.diff(shown.indptr))
+    some = int((~mixed).sum())
+    them = "it" if some == 1 else "them"
+    many = several(some, "impression is", "impressions are")
+    notes = (f"{many} not asked: nothing or everything in {them} was clicked.",) if some else ()
+    return shown, np.flatnonzero(mixed), notes
+
+
+def _before(kept: Kept) -> Longs | None:
+    """How many of its user's interactions that count came before each impression; None if nothing is known."""
+    before, shown = kept.population.before_impressions(), kept.population.impressions
+    if before is None or shown is None:
+        return None
+    counts = np.zeros(kept.population.n_interactions + 1, dtype=np.int64)
+    counts[kept.rows.astype(np.int64) + 1] = 1
+    counts = np.cumsum(counts)
+    start = kept.population.indptr[shown.users]
+    return counts[start + before] - counts[start]
+
+
+def _asked_of_shown(
+    kept: Kept,
+    shown: Impressions,
+    parts: Mapping[ShownPart, Longs],
+    before: Longs | None,
+    learn: Bools,
+    notes: tuple[str, ...],
+    since: int | None = None,
+) -> Parts:
+    """Impressions in parts. What a user did after the first that is asked of them is withheld from training.
+
+    since: the time of the first that is asked of anybody; what anybody did from then on is withheld too.
+    """
+    valid, test = (len(np.unique(shown.users[parts[held]])) for held in ("valid", "test"))
+    early = several(len(parts["valid"]), "impression")
+    said = f"{several(valid, 'user is', 'users are')} asked about {early} in validation, {test:,} about "
+    notes = (*notes, f"{said}{len(parts['test']):,} in test.")
+    if "train" in parts:
+        whose = several(len(np.unique(shown.users[parts["train"]])), "user")
+        notes = (*notes, f"{several(len(parts['train']), 'impression')} of {whose} can be learnt from.")
     nothing = np.zeros(len(kept.lengths), dtype=np.int64)
-    valid, test = len(np.unique(users[early])), len(np.unique(users[~early]))
-    shown_early = several(int(early.sum()), "impression")
-    said = f"{several(valid, 'user is', 'users are')} asked about {shown_early} in validation, {test:,} about "
-    everyone = np.ones(len(nothing), dtype=np.bool_)
-    parts = _by_count(kept, nothing, nothing, everyone, (*notes, f"{said}{(~early).sum():,} in test."))
-    return parts._replace(shown={"valid": asked[early], "test": asked[~early]})
+    learnt = kept.lengths.copy()
+    if before is not None:
+        asked = np.concatenate([parts["valid"], parts["test"]])
+        np.minimum.at(learnt, shown.users[asked], before[asked])
+        if since is not None and kept.population.times is not None:
+            owner = np.repeat(np.arange(len(learnt)), kept.lengths)
+            early_rows = kept.population.times[kept.rows] < since
+            learnt = np.minimum(learnt, np.bincount(owner[early_rows], minlength=len(learnt)))
+        if "train" in parts:  # they came before those that are asked, so nothing before them is to be withheld
+            np.maximum.at(learnt, shown.users[parts["train"]], before[parts["train"]])
+    withheld = kept.lengths - learnt
+    if withheld.any():
+        many = several(int(withheld.sum()), "interaction is", "interactions are")
+        notes = (*notes, f"{many} withheld from training: they came after an impression that is asked.")
+    made = _by_count(replace(kept, how="latest"), nothing, nothing, learn, notes, withheld)
+    return made._replace(shown=parts, before=before)
 
 
 WAYS: dict[str, Way] = {
@@ -248,6 +339,16 @@ WAYS: dict[str, Way] = {
     "cold-items": Way("a share of the items, which nobody had in training", {"test": 0.1, "valid": 0.1}, _cold_items),
     "cold-both": Way("new users and new items together", {"test": 0.1, "valid": 0.1}, _cold_both),
     "impressions": Way("what was clicked among what was shown", {"valid": 0.5}, _impressions),
+    "impressions-later": Way(
+        "what was clicked among what was shown: the last impressions in time",
+        {"test": 0.2, "valid": 0.1},
+        _impressions_later,
+    ),
+    "impressions-people": Way(
+        "what was clicked among what was shown: the impressions of a share of the users",
+        {"test": 0.2, "valid": 0.1},
+        _impressions_people,
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from homebody.errors import HomebodyError, unknown_name
 if TYPE_CHECKING:
     from homebody.data.vocabularies import Declaration
 
-__all__ = ["KINDS", "Features", "Impressions", "Kind", "Population", "UserItems", "build"]
+__all__ = ["KINDS", "Features", "Impressions", "Kind", "Population", "UserItems", "build", "whole_times"]
 
 Kind = Literal["categorical", "multi-hot", "numeric", "text", "sequence"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -108,7 +108,7 @@ class UserItems(NamedTuple):
 class Impressions:
     """What users were shown and what they clicked: impression n showed `items[indptr[n]:indptr[n + 1]]`.
 
-    They stand beside the histories: an impression is asked of a model and never learnt from.
+    They stand beside the histories. Which of them are asked of a model, and which are learnt from, is for the split.
     """
 
     users: npt.NDArray[np.int64]
@@ -116,6 +116,31 @@ class Impressions:
     indptr: npt.NDArray[np.int64]
     items: npt.NDArray[np.int32]
     clicked: npt.NDArray[np.bool_]
+    times: npt.NDArray[np.int64] | None = None
+    """When each impression was shown, in the source's unit."""
+    before: npt.NDArray[np.int64] | None = None
+    """How many of the user's interactions came before each impression, if the source says so."""
+
+    def taken(self, chosen: npt.NDArray[np.integer[Any]]) -> Impressions:
+        """These impressions, in this order.
+
+        >>> two = Impressions(np.array([0, 3]), np.array([0, 2, 4]), np.array([7, 8, 8, 9], dtype=np.int32),
+        ...     np.array([True, False, False, True]), times=np.array([5, 6]))
+        >>> later = two.taken(np.array([1]))
+        >>> later.items.tolist(), later.indptr.tolist(), later.times.tolist()
+        ([8, 9], [0, 2], [6])
+        """
+        lengths = np.diff(self.indptr)[chosen]
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        entries = np.arange(indptr[-1]) + np.repeat(self.indptr[chosen] - indptr[:-1], lengths)
+        return Impressions(
+            self.users[chosen],
+            indptr,
+            self.items[entries],
+            self.clicked[entries],
+            None if self.times is None else self.times[chosen],
+            None if self.before is None else self.before[chosen],
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,6 +255,29 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
         """A name of this item for people."""
         return self.item_id(item) if self.item_names is None else str(self.item_names[int(item)])
 
+    def before_impressions(self) -> npt.NDArray[np.int64] | None:
+        """How many of its user's interactions came before each impression: as the source says, or by the times.
+
+        An interaction at the time of an impression counts as later: it may be the click. None if nothing is known.
+
+        >>> shown = Impressions(np.array([0, 0]), np.array([0, 2, 4]), np.array([0, 1, 0, 1], dtype=np.int32),
+        ...     np.array([True, False, True, False]), times=np.array([20, 31]))
+        >>> Population("toy", np.array([0, 3]), np.array([0, 1, 0], dtype=np.int32), 2, times=np.array([10, 20, 30]),
+        ...     impressions=shown).before_impressions().tolist()
+        [1, 3]
+        """
+        shown = self.impressions
+        if shown is None or shown.before is not None:
+            return None if shown is None else shown.before
+        if self.times is None or shown.times is None:
+            return None
+        rank = np.unique(np.concatenate([self.times, shown.times]), return_inverse=True)[1]
+        own, asked = rank[: len(self.times)], rank[len(self.times) :]
+        owner = np.repeat(np.arange(self.n_users), self.lengths)
+        # One number orders by user, then time, as the interactions stand.
+        place = np.searchsorted(owner * len(rank) + own, shown.users * len(rank) + asked, side="left")
+        return place - self.indptr[shown.users]
+
     def lacks(self, needs: Sequence[str]) -> str | None:
         """The first of these that this population does not have.
 
@@ -254,6 +302,14 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
             return f"has {self.n_items} items, so they are numbered 0 to {self.n_items - 1}, not {low} to {high}"
         if self.elsewhere is not None and int(self.elsewhere.items.max(initial=0)) >= self.n_items:
             return f"has {self.n_items} items, and an item elsewhere that is not one of them"
+        return None if self.impressions is None else self._impression_problem(self.impressions)
+
+    def _impression_problem(self, shown: Impressions) -> str | None:
+        for label, column in (("times", shown.times), ("counts of earlier interactions", shown.before)):
+            if column is not None and len(column) != len(shown.users):
+                return f"has {len(column)} {label} for {len(shown.users)} impressions"
+        if shown.before is not None and np.any((shown.before < 0) | (shown.before > self.lengths[shown.users])):
+            return "has an impression that came after more interactions than its user has"
         return None
 
     def _size_problem(self) -> str | None:
@@ -327,7 +383,7 @@ def build(
         indptr,
         row_item[order],
         n_items=len(item_ids),
-        times=None if times is None else _whole(times)[order],
+        times=None if times is None else whole_times(times)[order],
         ratings=None if ratings is None else ratings.cast(pl.Float32).to_numpy()[order],
         user_ids=user_ids,
         item_ids=item_ids,
@@ -354,7 +410,8 @@ def _order(row_user: npt.NDArray[np.int32], n_users: int, clock: Clock | None) -
     return np.lexsort((clock, row_user))
 
 
-def _whole(times: pl.Series) -> npt.NDArray[np.int64]:
+def whole_times(times: pl.Series) -> npt.NDArray[np.int64]:
+    """Times as whole numbers: dates as seconds since 1970."""
     if times.dtype.is_temporal():
         return times.dt.epoch("s").to_numpy()
     if times.dtype.is_float():

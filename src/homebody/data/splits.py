@@ -17,16 +17,17 @@ from homebody.data import split_kernels as kernels
 from homebody.data.encode import Encoded, EncodedColumn, encode
 from homebody.data.population import Population, UserItems
 from homebody.errors import HomebodyError
-from homebody.reference import Histories
+from homebody.reference import Histories, LearntImpressions
 from homebody.rng import Rng
 
-__all__ = ["PROTOCOLS", "Held", "How", "Padded", "Protocol", "Split"]
+__all__ = ["PROTOCOLS", "Held", "How", "Padded", "PaddedShown", "Protocol", "ShownPart", "Split"]
 
 Protocol = Literal["strict", "isolated", "published"]
 How = Literal["latest", "latest-first", "random"]
 """Which are held out. Of a tie in time the last in the file is the latest; with latest-first, the first."""
 Held = Literal["valid", "test"]
 Part = Literal["train", "valid", "test", "withheld"]
+ShownPart = Literal["train", "valid", "test"]
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -50,6 +51,17 @@ class Padded(NamedTuple):
     items: Longs
     valid: Bools
     excluded: Longs
+
+
+class PaddedShown(NamedTuple):
+    """The impressions that some users learn from, in the form of `homebody.core.Shown`, one row a user."""
+
+    items: Longs
+    """(U, I, C)"""
+    clicked: Bools
+    """(U, I, C)"""
+    before: Longs
+    """(U, I)"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +96,12 @@ class Split:
     unasked: Mapping[Held, Ints] | None = None
     """Items that a part does not rank, ascending, if it ranks only some: new items are ranked among new items,
     because training never lowers the score of an item it never met."""
-    shown: Mapping[Held, Longs] | None = None
-    """Numbers of the impressions to evaluate, if impressions are evaluated instead of held-out items."""
+    shown: Mapping[ShownPart, Longs] | None = None
+    """Numbers of the impressions to evaluate, if impressions are evaluated instead of held-out items; under `train`,
+    of those that may be learnt from, ascending."""
+    before: Longs | None = None
+    """How many of its user's interactions here came before each impression: it is asked with these alone. They may go
+    on after the training part, with what is withheld. None: with the training part."""
     public: Bools = field(default_factory=lambda: np.zeros(1, dtype=np.bool_))
     """Users whose data is public: they neither train with others nor are evaluated. One flag for all, or one each."""
     numbers: Longs | None = None
@@ -159,7 +175,10 @@ class Split:
         if shown is not None:
             assert self.population.impressions is not None
             owner = self.population.impressions.users
-            shown = {held: numbers[~public[owner[numbers]]] for held, numbers in shown.items()}
+            shown = {
+                part: numbers if part == "train" else numbers[~public[owner[numbers]]]
+                for part, numbers in shown.items()
+            }
         note = f"{len(chosen):,} of {self.n_users:,} people's data is public: they train apart, and are not asked."
         return replace(
             self, bounds=bounds, learn=self.learn & ~public, shown=shown, public=public, notes=(*self.notes, note)
@@ -178,7 +197,65 @@ class Split:
             self._avoided(),
             {name: column.values for name, column in self.encoded["users"].columns.items()},
             {name: column.values[self.rows[kept]] for name, column in self.encoded["contexts"].columns.items()},
+            self._impressions_learnt(),
         )
+
+    def _impressions_learnt(self) -> LearntImpressions | None:
+        """The impressions that a centralised reference may learn from."""
+        if self._learnt_shown is None:
+            return None
+        assert self.population.impressions is not None
+        numbers = self._learnt_shown[self.learn[self.population.impressions.users[self._learnt_shown]]]
+        some = self.population.impressions.taken(numbers)
+        before = self.lengths[some.users] if self.before is None else self.before[numbers]
+        return LearntImpressions(some.users, some.indptr, some.items, some.clicked, before)
+
+    @property
+    def _learnt_shown(self) -> Longs | None:
+        return None if self.shown is None else self.shown.get("train")
+
+    def members(self, needs: Sequence[str] = ()) -> Longs:
+        """Who trains a method with these needs: everyone with a training item, and with an impression to learn from
+        if the method needs impressions."""
+        return np.flatnonzero(self.learn & self._able(needs))
+
+    def public_members(self, needs: Sequence[str] = ()) -> Longs:
+        """The same of the people whose data is public."""
+        return np.flatnonzero(self.public & self._able(needs))
+
+    def _able(self, needs: Sequence[str]) -> Bools:
+        able = self.lengths > 0
+        if "impressions" in needs and self._learnt_shown is not None:
+            assert self.population.impressions is not None
+            able &= np.bincount(self.population.impressions.users[self._learnt_shown], minlength=self.n_users) > 0
+        return able
+
+    def padded_shown(self, users: Longs) -> PaddedShown:
+        """The impressions that these users learn from, padded to a common number and width of at least 1.
+
+        The catalogue's size pads items; what pads has no click, and nothing before it.
+        """
+        shown, numbers = self.population.impressions, self._learnt_shown
+        if shown is None or numbers is None:
+            empty = np.full((len(users), 1, 1), self.n_items, dtype=np.int64)
+            return PaddedShown(empty, np.zeros(empty.shape, dtype=np.bool_), np.zeros((len(users), 1), dtype=np.int64))
+        owner = shown.users[numbers]  # ascending, as the impressions are
+        first, last = (np.searchsorted(owner, users, side=side) for side in ("left", "right"))
+        count = last - first
+        row = np.repeat(np.arange(len(users)), count)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        which = numbers[first[row] + place]
+        width = np.diff(shown.indptr)[which]
+        size = len(users), max(1, int(count.max(initial=0))), max(1, int(width.max(initial=0)))
+        items = np.full(size, self.n_items, dtype=np.int64)
+        clicked = np.zeros(size, dtype=np.bool_)
+        before = np.zeros(size[:2], dtype=np.int64)
+        column = np.arange(int(width.sum())) - np.repeat(np.cumsum(width) - width, width)
+        entry = np.repeat(shown.indptr[which], width) + column
+        at = np.repeat(row, width), np.repeat(place, width), column
+        items[at], clicked[at] = shown.items[entry], shown.clicked[entry]
+        before[row, place] = self.lengths[users[row]] if self.before is None else self.before[which]
+        return PaddedShown(items, clicked, before)
 
     @cached_property
     def encoded(self) -> dict[str, Encoded]:
@@ -241,19 +318,38 @@ class Split:
         """The users that are asked anything, in validation or test."""
         if self.shown is not None:
             assert self.population.impressions is not None
-            numbers = np.concatenate([self.shown["valid"], self.shown["test"]])
-            return np.unique(self.population.impressions.users[numbers])
+            return np.unique(self.population.impressions.users[self.asked_impressions])
         return np.flatnonzero(self.sizes("valid") + self.sizes("test") > 0)
 
-    def padded(self, users: Longs, width: int | None = None, *, avoided: bool = True) -> Padded:
+    @property
+    def asked_impressions(self) -> Longs:
+        """The numbers of the impressions that are asked, those of validation first."""
+        assert self.shown is not None
+        return np.concatenate([self.shown["valid"], self.shown["test"]])
+
+    def known_at(self, impressions: Longs) -> Longs:
+        """How many interactions of its user each of these impressions is asked with."""
+        assert self.population.impressions is not None
+        return (
+            self.lengths[self.population.impressions.users[impressions]]
+            if self.before is None
+            else (self.before[impressions])
+        )
+
+    def padded(
+        self, users: Longs, width: int | None = None, *, avoided: bool = True, known: Longs | None = None
+    ) -> Padded:
         """These users' training items and what their negatives avoid, padded to a common width.
 
         avoided: whether anybody will ask for the latter; otherwise it is left empty.
+        known: how many of each user's first interactions to give instead of the training part.
         """
-        width = int(self.lengths[users].max(initial=0)) if width is None else width
+        known = self.lengths[users] if known is None else known
+        width = int(known.max(initial=0)) if width is None else width
         items = np.empty((len(users), width), dtype=np.int64)
         valid = np.empty((len(users), width), dtype=np.bool_)
-        kernels.pad_items(users, self.bounds[0], self.bounds[1], self.items, items, valid)
+        start = self.bounds[0][users]
+        kernels.pad_items(np.arange(len(users)), start, start + known, self.items, items, valid)
         if not avoided:
             return Padded(items, valid, np.empty((len(users), 0), dtype=np.int64))
         if self._avoid is not None:
@@ -261,13 +357,19 @@ class Split:
         parts: Sequence[Part] = ("train",) if self.protocol == "strict" else tuple(PARTS)
         return Padded(items, valid, self._and_elsewhere(users, self._merged(users, parts, also=self.absent)))
 
-    def padded_rows(self, users: Longs, width: int | None = None, part: Part = "train") -> Longs:
-        """Where these users' interactions of one part stand in the population, padded to a common width with -1."""
-        start, stop = self.bounds[PARTS[part]], self.bounds[PARTS[part] + 1]
-        width = int((stop - start)[users].max(initial=0)) if width is None else width
+    def padded_rows(
+        self, users: Longs, width: int | None = None, part: Part = "train", *, known: Longs | None = None
+    ) -> Longs:
+        """Where these users' interactions of one part stand in the population, padded to a common width with -1.
+
+        known: how many of each user's first interactions of the part and those after it to give, instead of the part.
+        """
+        known = self.sizes(part)[users] if known is None else known
+        start = self.bounds[PARTS[part]][users]
+        width = int(known.max(initial=0)) if width is None else width
         rows = np.empty((len(users), width), dtype=np.int64)
         valid = np.empty((len(users), width), dtype=np.bool_)
-        kernels.pad_items(users, start, stop, self.rows, rows, valid)
+        kernels.pad_items(np.arange(len(users)), start, start + known, self.rows, rows, valid)
         rows[~valid] = -1
         return rows
 

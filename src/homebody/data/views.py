@@ -19,7 +19,7 @@ import polars as pl
 
 from homebody.data.attach import Say, attach_view, with_view
 from homebody.data.codes import Code
-from homebody.data.filters import kept_impressions
+from homebody.data.filters import kept_impressions, recounted
 from homebody.data.population import Features, Population, UserItems
 from homebody.errors import HomebodyError, unknown_name
 
@@ -146,6 +146,11 @@ def move_elsewhere(population: Population, name: str, view: MadeView, seed: int 
     if (old := population.elsewhere) is not None:
         owners = np.concatenate([old.owners, taken.owners])
         elsewhere = UserItems.of(owners, np.concatenate([old.items, taken.items]), population.n_users)
+    shown = population.impressions
+    if shown is not None:
+        who = np.repeat(shown.users, np.diff(shown.indptr))
+        at_home = ~np.isin(who * population.n_items + shown.items, pair[gone])
+        shown = recounted(kept_impressions(shown, at_home), population, stays)
     left = replace(
         population,
         indptr=np.concatenate([[0], np.cumsum(np.bincount(owner[stays], minlength=population.n_users))]),
@@ -153,12 +158,9 @@ def move_elsewhere(population: Population, name: str, view: MadeView, seed: int 
         times=None if population.times is None else population.times[rows],
         ratings=None if population.ratings is None else population.ratings[rows],
         contexts=None if population.contexts is None else population.contexts.rows(rows),
+        impressions=shown,
         elsewhere=elsewhere,
     )
-    if (shown := population.impressions) is not None:
-        who = np.repeat(shown.users, np.diff(shown.indptr))
-        at_home = ~np.isin(who * population.n_items + shown.items, pair[gone])
-        left = replace(left, impressions=kept_impressions(shown, at_home))
     return left, taken
 
 

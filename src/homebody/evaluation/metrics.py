@@ -14,7 +14,20 @@ from homebody.core import Evaluated, Users
 from homebody.errors import Diverged
 from homebody.evaluation import metric_kernels as kernels
 
-__all__ = ["CUTOFFS", "ERRORS", "METRICS", "Block", "Places", "Question", "main_cutoff", "place", "sound", "summarise"]
+__all__ = [
+    "CUTOFFS",
+    "ERRORS",
+    "METRICS",
+    "OF_IMPRESSIONS",
+    "Block",
+    "Places",
+    "Question",
+    "main_cutoff",
+    "place",
+    "skew",
+    "sound",
+    "summarise",
+]
 
 CUTOFFS = (5, 10, 20)
 NOWHERE = 1 << 40
@@ -184,6 +197,34 @@ def reciprocal_rank(places: Places, k: int) -> Tensor:
     return torch.where(first < k, 1.0 / (first.double() + 1.0), 0.0)
 
 
+def mean_reciprocal_rank(places: Places) -> Tensor:
+    """The mean over all relevant items of one over the place, from 1: uncut, as news recommenders are measured.
+
+    >>> two = Places(torch.tensor([[0, 3], [1, NOWHERE]]), torch.tensor([2, 1]), torch.ones(2))
+    >>> mean_reciprocal_rank(two).tolist()
+    [0.625, 0.5]
+    """
+    return torch.where(places.rank < NOWHERE, 1.0 / (places.rank.double() + 1.0), 0.0).sum(1) / places.relevant
+
+
+def skew(plain: Tensor, noisy: Tensor, there: Tensor | None = None) -> Tensor:
+    """τ of each row: the share of places at which noise puts another item. Both are scores (Q, C) of the same items.
+
+    there: which entries are real. Items of equal score stand in the order in which they are given.
+
+    >>> skew(torch.tensor([[3.0, 2, 1, 0]]), torch.tensor([[3.0, 1, 2, 0]])).tolist()
+    [0.5]
+    """
+    there = torch.ones_like(plain, dtype=torch.bool) if there is None else there
+    orders = [
+        torch.where(there, scores, -torch.inf).argsort(dim=1, descending=True, stable=True) for scores in (plain, noisy)
+    ]
+    place = torch.arange(plain.shape[1], device=plain.device)
+    count = there.sum(1)
+    moved = (orders[0] != orders[1]) & (place < count[:, None])
+    return moved.sum(1).double() / count.clamp(min=1)
+
+
 METRICS: dict[str, Callable[[Places, int], Tensor]] = {
     "hr": hit,
     "ndcg": ndcg,
@@ -194,6 +235,13 @@ METRICS: dict[str, Callable[[Places, int], Tensor]] = {
     "gain": gain,
 }
 """What is measured at each cut-off; the AUC needs none."""
+OF_IMPRESSIONS: dict[str, Callable[[Places], Tensor]] = {
+    "auc": lambda places: places.auc.double(),
+    "mrr": mean_reciprocal_rank,
+    "ndcg@5": lambda places: ndcg(places, 5),
+    "ndcg@10": lambda places: ndcg(places, 10),
+}
+"""What is measured of each impression and averaged over all of them, as papers on news do: under `impressions/`."""
 TOGETHER = 1 << 18
 """Ranks that are measured in one go, at most about: 2 MB."""
 ERRORS = ("rmse", "mae")
@@ -217,11 +265,15 @@ def errors(scores: Tensor, question: Question) -> Tensor:
 
 
 class Block(NamedTuple):
-    """Some users' scores for all items, and what they are asked."""
+    """Some users' scores, and what they are asked."""
 
     users: Users
+    """(B,) whose scores each row has; somebody may have several rows."""
     scores: Tensor
+    """(B, N) for all items, or for those that the questions name by their column."""
     asked: Mapping[str, Question]
+    impressions: bool = False
+    """Whether each question is an impression."""
 
 
 def sound(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -239,6 +291,8 @@ def summarise(
 ) -> Evaluated:
     """Metrics over blocks of users: test under bare names, other held-out parts prefixed by theirs.
 
+    Impressions are averaged over each user's first, like all questions, and under `impressions/` over all of them.
+
     slices: groups of users, by name, whose means are given as well, prefixed by the name.
     """
     values: dict[str, dict[str, _Measured]] = {}
@@ -251,7 +305,8 @@ def summarise(
             if question.ratings is not None:
                 wrong.setdefault(held, []).append(errors(scores, question).cpu())
             for kind, counts in _counted(scores, question).items():
-                values.setdefault(held, {}).setdefault(kind, _Measured(cutoffs)).add(counts)
+                measured = values.setdefault(held, {}).setdefault(kind, _Measured(cutoffs, block.impressions))
+                measured.add(counts)
     metrics: dict[str, float] = {}
     per_user: dict[str, Tensor] = {}
     names = [*(f"{name}@{k}" for name in METRICS for k in cutoffs), "auc", "rank"]
@@ -261,7 +316,13 @@ def summarise(
         columns = {
             f"{kind}{name}": column
             for kind, measured in kinds.items()
-            for name, column in zip(names, measured.table(), strict=True)
+            for name, column in zip(names, measured.table(), strict=False)
+        }
+        every = {
+            f"{kind}impressions/{name}": column
+            for kind, measured in kinds.items()
+            if measured.impressions
+            for name, column in zip(OF_IMPRESSIONS, measured.table()[len(names) :], strict=True)
         }
         who, table = _per_user(owners, columns)
         if held == "test":
@@ -272,8 +333,11 @@ def summarise(
             for name, column in table.items():
                 if not name.endswith("rank") and len(column[chosen]):
                     metrics[f"{start}{name}"] = float(column[chosen].mean())
+            asked = slice(None) if inside is None else torch.from_numpy(inside[owners])
+            for name, column in every.items():
+                if len(column[asked]):
+                    metrics[f"{start}{name}"] = float(column[asked].mean())
             if held in wrong:
-                asked = slice(None) if inside is None else torch.from_numpy(inside[owners])
                 sums = torch.cat(wrong[held])[asked].sum(0)
                 if sums[2] > 0:
                     metrics[f"{start}rmse"] = float((sums[0] / sums[2]).sqrt())
@@ -282,10 +346,13 @@ def summarise(
 
 
 class _Measured:
-    """Every metric at every cutoff, AUC, and the first relevant item's rank: a row each, a column for each question."""
+    """Every metric at every cutoff, AUC, and the first relevant item's rank: a row each, a column for each question.
 
-    def __init__(self, cutoffs: Sequence[int]) -> None:
-        self._cutoffs = cutoffs
+    impressions: the questions are impressions. The rows of `OF_IMPRESSIONS` follow.
+    """
+
+    def __init__(self, cutoffs: Sequence[int], impressions: bool = False) -> None:
+        self._cutoffs, self.impressions = cutoffs, impressions
         self._waiting: list[_RankCounts] = []
         self._tables: list[Tensor] = []
 
@@ -306,7 +373,8 @@ class _Measured:
         if self._waiting:
             places = _places(_RankCounts(*map(torch.cat, zip(*self._waiting, strict=True))))
             at = [metric(places, k) for metric in METRICS.values() for k in self._cutoffs]
-            self._tables.append(torch.stack([*at, places.auc.double(), places.rank[:, 0].double()]).cpu())
+            each = [metric(places) for metric in OF_IMPRESSIONS.values()] if self.impressions else []
+            self._tables.append(torch.stack([*at, places.auc.double(), places.rank[:, 0].double(), *each]).cpu())
             self._waiting = []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from homebody.errors import HomebodyError
 from homebody.evaluation.metrics import CUTOFFS, Block, Question, sound, summarise
 from homebody.reference import Score, ScoreNow
 
-__all__ = ["HELD", "describe", "measure", "questions", "sliced"]
+__all__ = ["HELD", "AskedAt", "ImpressionRows", "describe", "measure", "questions", "sliced"]
 
 HELD: tuple[Held, ...] = ("valid", "test")
 SCORES_AT_ONCE = 1 << 22
@@ -79,25 +80,107 @@ def _rated(question: Question, split: Split, users: Users, held: Held) -> Questi
     return question._replace(rated=torch.from_numpy(item).to(device), ratings=torch.from_numpy(value).to(device))
 
 
+class AskedAt(NamedTuple):
+    """People as they were when they are asked about impressions: what they had by then, and what they were shown."""
+
+    users: Users
+    """(R,) somebody may have several rows."""
+    known: npt.NDArray[np.int64]
+    """(R,) how many of their interactions they had."""
+    items: npt.NDArray[np.int64]
+    """(R, W) what all the impressions of a row show, each item once; item 0 pads, and is asked nothing."""
+    questions: dict[str, Question]
+    """Each impression: the columns of `items` that were clicked, and those that were not."""
+
+
+class ImpressionRows:
+    """The impressions of a split that are asked, by their users and what these had at the time."""
+
+    def __init__(self, split: Split) -> None:
+        shown = split.population.impressions
+        assert shown is not None
+        assert split.shown is not None
+        self._split, self._shown, self._numbers = split, shown, split.asked_impressions
+        self._valid = len(split.shown["valid"])
+        known = split.known_at(self._numbers)
+        most = int(known.max(initial=0)) + 1
+        rows, self._row = np.unique(shown.users[self._numbers] * most + known, return_inverse=True)
+        self.users, self.known = rows // most, rows % most
+
+    def pieces(self, order: npt.NDArray[np.int64], samples: int, scores: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The rows in this order, in pieces of at most so many padded interactions and so many scores, but at least
+        one row."""
+        widest = np.bincount(self._row, np.diff(self._shown.indptr)[self._numbers], len(self.users)).astype(np.int64)
+        start, length, width = 0, 0, 0
+        for end, row in enumerate(order.tolist()):
+            longer, wider = max(length, int(self.known[row])), max(width, int(widest[row]))
+            if end > start and ((end - start + 1) * longer > samples or (end - start + 1) * wider > scores):
+                yield order[start:end]
+                start, longer, wider = end, int(self.known[row]), int(widest[row])
+            length, width = longer, wider
+        if start < len(order):
+            yield order[start:]
+
+    def asked(self, rows: npt.NDArray[np.int64], device: torch.device | str = "cpu") -> AskedAt:
+        """These rows, and the questions that are asked of them."""
+        place = np.full(len(self.users), -1)
+        place[rows] = np.arange(len(rows))
+        owner = place[self._row]
+        chosen = np.flatnonzero(owner >= 0)
+        shown = self._shown.taken(self._numbers[chosen])
+        n_items, lengths = self._split.n_items, np.diff(shown.indptr)
+        key = np.repeat(owner[chosen], lengths) * n_items + shown.items
+        distinct, where = np.unique(key, return_inverse=True)
+        whose = distinct // n_items
+        first = np.searchsorted(whose, np.arange(len(rows)))
+        column = np.arange(len(distinct)) - first[whose]
+        items = np.zeros((len(rows), int(column.max(initial=-1)) + 1), dtype=np.int64)
+        items[whose, column] = distinct % n_items
+        table = _laid_out(column[where.reshape(-1)], lengths)
+        clicked = _laid_out(shown.clicked.astype(np.int64), lengths) > 0
+        late = chosen >= self._valid
+        questions = {
+            held: _clicked_among(table[part], clicked[part], owner[chosen[part]], device)
+            for held, part in (("valid", ~late), ("test", late))
+            if part.any()
+        }
+        return AskedAt(self.users[rows], self.known[rows], items, questions)
+
+
+def _laid_out(values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Values one row after another as a table, padded with -1."""
+    there = np.arange(int(lengths.max(initial=0))) < lengths[:, None]
+    out = np.full(there.shape, -1, dtype=np.int64)
+    out[there] = values
+    return out
+
+
+def _clicked_among(
+    shown: npt.NDArray[np.int64],
+    clicked: npt.NDArray[np.bool_],
+    owner: npt.NDArray[np.int64],
+    device: torch.device | str,
+) -> Question:
+    """Each row is a question: what was clicked among what was shown."""
+    relevant, others = (_to_the_left(np.where(wanted, shown, -1)) for wanted in (clicked, ~clicked))
+    asked, against, whose = (torch.from_numpy(part).to(device) for part in (relevant, others, owner))
+    return Question(asked, against, None, whose)
+
+
 def _about_impressions(
     split: Split, numbers: npt.NDArray[np.int64], users: Users, device: torch.device | str
 ) -> Question:
-    """Each impression is a question: what was clicked among what was shown."""
+    """Each impression of these users is a question."""
     shown = split.population.impressions
     assert shown is not None
     order = np.argsort(users, kind="stable")
     place = np.searchsorted(users[order], shown.users[numbers])
     inside = place < len(users)
     inside[inside] = users[order][place[inside]] == shown.users[numbers][inside]
-    numbers, owner = numbers[inside], order[place[inside]]
-    starts, lengths = shown.indptr[numbers], np.diff(shown.indptr)[numbers]
-    column = np.arange(lengths.max(initial=0))
-    there = column < lengths[:, None]
-    where = np.where(there, starts[:, None] + column, 0)
-    items, clicked = shown.items[where].astype(np.int64), shown.clicked[where]
-    relevant, others = (_to_the_left(np.where(there & wanted, items, -1)) for wanted in (clicked, ~clicked))
-    asked, against, whose = (torch.from_numpy(part).to(device) for part in (relevant, others, owner))
-    return Question(asked, against, None, whose)
+    some, owner = shown.taken(numbers[inside]), order[place[inside]]
+    lengths = np.diff(some.indptr)
+    table = _laid_out(some.items.astype(np.int64), lengths)
+    return _clicked_among(table, _laid_out(some.clicked.astype(np.int64), lengths) > 0, owner, device)
 
 
 def _to_the_left(table: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -136,7 +219,9 @@ def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices
     everything, asked = torch.arange(split.n_items), split.asked()
     size = max(1, SCORES_AT_ONCE // split.n_items)
     groups = sliced(split.population, slices)
-    if isinstance(score, ScoreNow) and split.encoded["contexts"].columns and split.shown is None:
+    if split.shown is not None:
+        return summarise(sound(_shown(split, score, asked, size)), cutoffs, groups)
+    if isinstance(score, ScoreNow) and split.encoded["contexts"].columns:
         most = max(1, int(max(split.sizes(held).max(initial=0) for held in HELD)))
         size = max(1, size // most)
         return summarise(sound(_in_context(split, score, asked, size)), cutoffs, groups)
@@ -145,6 +230,21 @@ def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices
         for users in (asked[start : start + size] for start in range(0, len(asked), size))
     )
     return summarise(sound(blocks), cutoffs, groups)
+
+
+def _shown(split: Split, score: Score, asked: Users, size: int) -> Iterator[Block]:
+    """Blocks of impressions: only items that were shown to somebody of a block are scored."""
+    for users in (asked[start : start + size] for start in range(0, len(asked), size)):
+        about = questions(split, users)
+        parts = [part for question in about.values() for part in (question.relevant, question.candidates)]
+        items = torch.from_numpy(np.unique(np.concatenate([part[part >= 0].numpy() for part in parts])))
+        column = torch.full((split.n_items + 1,), -1)  # the last entry is for padding, -1
+        column[items] = torch.arange(len(items))
+        named = {
+            held: question._replace(relevant=column[question.relevant], candidates=column[question.candidates])
+            for held, question in about.items()
+        }
+        yield Block(users, score(users, items), named, impressions=True)
 
 
 def _in_context(split: Split, score: ScoreNow, asked: Users, size: int) -> Iterator[Block]:
@@ -177,7 +277,7 @@ def describe(
     """
     name = way.partition(":")[0]
     count = negatives if enough else f"at most {negatives}"
-    if name == "impressions":
+    if name.startswith("impressions"):
         against = "ranked among what was shown"
     elif name in ("cold-items", "cold-both"):
         against = f"ranked against {count} sampled new items (full/: all new ones)"

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from homebody.core import About, Batch, Catalogue, Data, Method, Total, Tree, Update, Users, Work, plain_work
 from homebody.privacy import Channel, OneBit, Shuffle
-from homebody.reference import Histories, Reference, Score
+from homebody.reference import Histories, LearntImpressions, Reference, Score
 from homebody.rng import Rng
 
 __all__ = ["Chance", "Popularity", "PrivatePopularity"]
@@ -23,7 +24,8 @@ AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Popularity(Reference):
-    """Items by the number of their interactions.
+    """Items by the number of their interactions. A click in an impression that may be learnt from is one, unless the
+    person's history has it already.
 
     >>> score = Popularity().trained(Histories.of([[1, 2], [1]], n_items=3))
     >>> score(np.array([0]), torch.arange(3))
@@ -33,10 +35,20 @@ class Popularity(Reference):
     about: ClassVar[About] = About(title="the same list for everyone, by number of interactions", rounds=1)
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
-        learnt = np.repeat(histories.learn, np.diff(histories.indptr))
-        count = np.bincount(histories.items[learnt], minlength=histories.catalogue.n_items)
+        learnt, n_items = np.repeat(histories.learn, np.diff(histories.indptr)), histories.catalogue.n_items
+        count = np.bincount(histories.items[learnt], minlength=n_items)
+        if histories.shown is not None:
+            count += np.bincount(_new_clicks(histories, histories.shown), minlength=n_items)
         popularity = torch.from_numpy(count).float()
         yield lambda users, items: popularity[items].expand(len(users), -1)
+
+
+def _new_clicks(histories: Histories, shown: LearntImpressions) -> npt.NDArray[np.int64]:
+    """What people clicked in impressions, each once, and do not have in their histories."""
+    n_items = histories.catalogue.n_items
+    had = np.repeat(np.arange(len(histories.learn)), np.diff(histories.indptr)) * n_items + histories.items
+    clicked = np.repeat(shown.users, np.diff(shown.indptr))[shown.clicked] * n_items + shown.items[shown.clicked]
+    return np.setdiff1d(clicked, had) % n_items
 
 
 @dataclass(frozen=True)

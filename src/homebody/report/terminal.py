@@ -25,6 +25,7 @@ from homebody.report.words import kilobytes, say
 __all__ = ["comparison_table", "print_comparison", "print_reproduction", "print_result", "print_run", "unlike_public"]
 
 TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
+NEWS = {"auc": "AUC", "mrr": "MRR", "ndcg@5": "NDCG@5", "ndcg@10": "NDCG@10"}
 AREA = ("full/", "full catalogue")
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -62,6 +63,11 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
                 say(console, "predictions went out of bounds: a smaller learning_rate or adapt_rate may help")
     if areas:
         say(console, f"AUC {', '.join(areas)}")
+    for group in ("", *_slices(metrics)):
+        if f"{group}impressions/auc" in metrics:
+            users = f", users of {group.rstrip('/')}" if group else ""
+            means = (f"{title} {float(metrics[f'{group}impressions/{name}']):.4f}" for name, title in NEWS.items())
+            say(console, f"mean over impressions{users}: {', '.join(means)}")
     epsilon = ", ".join(f"{who} {words.epsilon(value)}" for who, value in result["epsilon"].items())
     # Records of earlier versions have no δ, nor a finite ε.
     delta = f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
@@ -269,7 +275,7 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
 def _slices(metrics: Mapping[str, float]) -> list[str]:
     """Prefixes of the metrics of some users."""
     prefixes = (name.removesuffix("auc") for name in metrics if name.endswith("/auc"))
-    return [prefix for prefix in prefixes if not prefix.endswith("full/")]
+    return [prefix for prefix in prefixes if not prefix.endswith(("full/", "impressions/"))]
 
 
 def _informative(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[str]:

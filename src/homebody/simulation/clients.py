@@ -12,10 +12,23 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.core import Batch, Data, Evaluated, Method, Newcomer, Recommended, Rows, Tree, Update, Users, written
+from homebody.core import (
+    Batch,
+    Data,
+    Evaluated,
+    Method,
+    Newcomer,
+    Recommended,
+    Rows,
+    Shown,
+    Tree,
+    Update,
+    Users,
+    written,
+)
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
-from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, sound, summarise
+from homebody.evaluation import CUTOFFS, Block, ImpressionRows, Question, questions, sliced, sound, summarise
 from homebody.methods.kernels import adapt_many, train_many
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -43,6 +56,8 @@ class QuestionGroup(NamedTuple):
     users: Users
     data: tuple[Tensor, ...]
     questions: dict[str, Question]
+    items: Tensor | None = None
+    """(users, W) what each of them was shown, if the questions are impressions: these name columns of it."""
 
 
 class Clients:
@@ -73,8 +88,7 @@ class Clients:
             {name: torch.from_numpy(col.values).to(self.device) for name, col in split.encoded[unit].columns.items()}
             for unit in ("users", "contexts")
         )
-        self._members = np.flatnonzero(split.learn & (split.lengths > 0))
-        self._public = np.flatnonzero(split.public & (split.lengths > 0))
+        self._members, self._public = split.members(), split.public_members()
         taking_part = np.union1d(self._members, self._public)
         self._store = LocalStore(split.lengths, np.union1d(taking_part, split.asked()))
         self._rng = Rng.of(0)
@@ -88,6 +102,7 @@ class Clients:
         uses, rates = (*method.needs, *method.uses), method.scoring.predicts == "ratings"
         if (self._uses, self._rates) != (uses, rates):
             self._uses, self._rates, self._kept = uses, rates, None
+        self._members, self._public = self.split.members(method.needs), self.split.public_members(method.needs)
         self._store.clear()
         self._rng = self._own(rng)
         self._base_step[:] = -1
@@ -167,7 +182,10 @@ class Clients:
     def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
         """Everyone's scores with their held-out items. With contexts, each question is scored in its own."""
         everything = torch.arange(self.catalogue.n_items, device=self.device)
-        for users, data, asked in self._question_groups():
+        for users, data, asked, shown in self._question_groups():
+            if shown is not None:
+                yield Block(users, self._scores_of_each(method, shared, users, data, shown), asked, impressions=True)
+                continue
             without = any(question.rows is None for question in asked.values())
             if without or not (self._contexts and "contexts" in self._uses):
                 yield Block(users, self._scores(method, shared, users, data, everything), asked)
@@ -256,16 +274,29 @@ class Clients:
     def _tensor(self, users: Users) -> Tensor:
         return torch.from_numpy(users).to(self.device)
 
-    def _data(self, users: Users, width: int | None = None, *, avoided: bool = True) -> tuple[Tensor, ...]:
-        """The data on these clients' devices: their interactions, then one column per feature."""
-        padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width, avoided=avoided))
+    def _data(
+        self, users: Users, width: int | None = None, *, avoided: bool = True, known: Users | None = None
+    ) -> tuple[Tensor, ...]:
+        """The data on these clients' devices: their interactions, impressions if the method reads any, then one column
+        per feature.
+
+        known: how many of each client's first interactions to give instead of those of the training part.
+        """
+        padded = self.split.padded(users, width, avoided=avoided, known=known)
+        columns = [*padded, *(self.split.padded_shown(users) if self._learns_impressions else ())]
+        given = (*(torch.from_numpy(part).to(self.device) for part in columns),)
         features = (values[self._tensor(users)] for values in self._features.values())
         contexts, rated = self._taken
         if not contexts and not rated:
-            return (*padded, *features)
-        rows = torch.from_numpy(self.split.padded_rows(users, width)).to(self.device)
+            return (*given, *features)
+        rows = torch.from_numpy(self.split.padded_rows(users, width, known=known)).to(self.device)
         of_rows = [*contexts.values(), *([self._ratings] if rated else [])]
-        return (*padded, *features, *(_at(values, rows) for values in of_rows))
+        return (*given, *features, *(_at(values, rows) for values in of_rows))
+
+    @property
+    def _learns_impressions(self) -> bool:
+        """Whether clients give their method the impressions that they learn from."""
+        return "impressions" in self._uses
 
     @property
     def _taken(self) -> tuple[dict[str, Tensor], bool]:
@@ -279,11 +310,14 @@ class Clients:
         return torch.from_numpy(self.split.population.ratings).to(self.device)
 
     def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
+        shown = None
+        if self._learns_impressions:
+            shown, others = Shown(*others[:3]), others[3:]
         contexts, rated = self._taken
         ratings = others[-1] if rated else None
         features = dict(zip(self._features, others, strict=False))
         around = dict(zip(contexts, others[len(features) :], strict=False))
-        return Data(items, valid, excluded, self.catalogue, features, around, ratings)
+        return Data(items, valid, excluded, self.catalogue, features, around, ratings, shown=shown)
 
     def _locals(self, method: Method, shared: Tree, users: Users) -> Tree:
         """The states of these clients. New clients draw theirs."""
@@ -321,14 +355,31 @@ class Clients:
             for number, chunk in enumerate(chunks):
                 values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, asked, *columns)
                 if values.shape[-1:] != chunk.shape or values.ndim != (3 if now else 2):
-                    name, shape = type(method).__name__, tuple(values.shape[2 if now else 1 :])
-                    raise HomebodyError(
-                        f"{name}.score() must give one number for each of {len(chunk)} items, not {shape}."
-                    )
+                    raise _misshapen(method, len(chunk), tuple(values.shape[2 if now else 1 :]))
                 if isinstance(chosen, slice) and len(chunks) == 1:
                     return values
                 out = out if len(out) else values.new_empty(len(users), *values.shape[1:-1], len(items))
                 out[chosen, ..., number * size : number * size + len(chunk)] = values
+        return out
+
+    def _scores_of_each(
+        self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...], items: Tensor
+    ) -> Tensor:
+        """(users, W) as each device would compute them, for items (users, W) of its own."""
+        out = torch.empty(0)
+        for chosen, tree, locals_ in self._holdings(method, shared, users, data):
+            columns, wanted = [part[chosen] for part in data], items[chosen]
+
+            def score(some: Tensor, local: Tree, *own: Tensor, tree: Tree = tree) -> Tensor:
+                return method.score(tree, local, self._client_data(*own), some)
+
+            values: Tensor = vmap(score)(wanted, locals_, *columns)
+            if values.shape != wanted.shape:
+                raise _misshapen(method, wanted.shape[1], tuple(values.shape[1:]))
+            if isinstance(chosen, slice):
+                return values
+            out = out if len(out) else values.new_empty(items.shape)
+            out[chosen] = values
         return out
 
     def _score_one(
@@ -347,7 +398,7 @@ class Clients:
         held = self._store.holds(users)
         steps = np.where(held, self._base_step[users], newcomer)
         adapts = ~self.split.learn[users] | (method.scoring.parameters == "adapted")
-        adapts &= self.split.lengths[users] > 0
+        adapts &= data[1].any(dim=1).cpu().numpy()
         steps[adapts] = np.where(held[adapts], returning, guest)
         for step in np.unique(steps):
             same = np.flatnonzero(steps == step)
@@ -375,12 +426,7 @@ class Clients:
             return
         groups: list[QuestionGroup] = []
         size = 0
-        most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
-        for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
-            one_by_one = bool(self._taken[0])
-            rated = self._rates and self.split.population.ratings is not None
-            asked = questions(self.split, users, self.device, one_by_one, rated)
-            block = QuestionGroup(users, self._data(users, width), asked)
+        for block in self._impression_groups() if self.split.shown is not None else self._held_out_groups():
             size += sum(part.nbytes for part in block.data)
             size += sum(part.nbytes for question in block.questions.values() for part in question if part is not None)
             if size <= CACHED_BYTES:
@@ -388,6 +434,28 @@ class Clients:
             yield block
         if size <= CACHED_BYTES:
             self._kept = groups
+
+    def _held_out_groups(self) -> Iterator[QuestionGroup]:
+        most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
+        for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
+            one_by_one = bool(self._taken[0])
+            rated = self._rates and self.split.population.ratings is not None
+            asked = questions(self.split, users, self.device, one_by_one, rated)
+            yield QuestionGroup(users, self._data(users, width), asked)
+
+    def _impression_groups(self) -> Iterator[QuestionGroup]:
+        """Clients as they were when they were shown what they are asked about; only that is scored."""
+        rows = ImpressionRows(self.split)
+        for some in rows.pieces(self._store.order(rows.users, rows.known), SAMPLES_AT_ONCE, SCORES_AT_ONCE):
+            asked = rows.asked(some, self.device)
+            data = self._data(asked.users, known=asked.known)
+            yield QuestionGroup(asked.users, data, asked.questions, torch.from_numpy(asked.items).to(self.device))
+
+
+def _misshapen(method: Method, count: int, shape: tuple[int, ...]) -> HomebodyError:
+    return HomebodyError(
+        f"{type(method).__name__}.score() must give one number for each of {count} items, not {shape}."
+    )
 
 
 def best_of(scores: Tensor, k: int) -> list[tuple[int, float]]:

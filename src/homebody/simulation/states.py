@@ -71,6 +71,10 @@ class LocalStore:
             yield users[start:end], width
             start = end
 
+    def order(self, users: Users, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Positions of these clients by bucket, then by these lengths, longest first. A client may stand twice."""
+        return np.lexsort((self._place[users], -lengths, self._bucket_of[users]))
+
     def get(self, users: Users) -> Tree:
         """The stacked state of clients, in the order of `groups`."""
         pieces = [some for _, some in self._by_bucket(users)]

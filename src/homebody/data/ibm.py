@@ -1,0 +1,111 @@
+"""Articles of IBM Watson Studio: who clicked which, with titles and bodies. There are no times and no impressions.
+
+So impressions are drawn: one click of a person among articles that they did not click.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from homebody.data.news import History, Lines, described, news_population
+from homebody.data.population import Kind, Population, build
+from homebody.data.published import file_bytes, read_rows
+from homebody.errors import several
+
+__all__ = ["read_ibm_articles"]
+
+FEWEST = 4
+"""People with fewer different articles get no impression."""
+OTHERS = 19
+"""Articles that an impression shows beside the one that was clicked."""
+SEED = 0
+KINDS: dict[str, Kind] = dict.fromkeys(("title", "description", "body"), "text")
+
+
+def read_ibm_articles(folder: Path, *, seed: int = SEED, by_popularity: bool = True) -> Population:
+    """The clicks and articles from a folder that holds `user-item-interactions.csv` and `articles_community.csv`.
+
+    Clicks without a person are left out. The second file has bodies of some articles, and may be packed as `.xz`.
+
+    Everyone with at least four different articles gets one impression: one of these, drawn evenly, and 19 articles that
+    they did not click, drawn without repetition by the number of their clicks. If these were drawn evenly, popularity
+    alone would tell the click. The clicks on the drawn article stand last in the person's history, and the impression
+    came before them. All of it depends on the seed alone.
+    """
+    path = folder / "user-item-interactions.csv"
+    columns = {"article_id": pl.Float64, "title": pl.String, "email": pl.String}
+    rows = read_rows(
+        file_bytes(path), path, columns, separator=",", header=("", *columns), needed=["article_id"], quote='"'
+    )
+    nobody = rows["email"].null_count()
+    rows = rows.drop_nulls("email").with_columns(pl.col("article_id").cast(pl.Int64))
+    people = build("ibm-articles", rows["email"], rows["article_id"])
+    assert people.item_ids is not None
+    assert people.user_ids is not None
+    titles = rows.unique("article_id", keep="first", maintain_order=True).select(id="article_id", title="title")
+    table = titles.join(_bodies(folder), on="id", how="left", maintain_order="left")
+    features, names, notes = described(path.name, people.item_ids, table, KINDS)
+    history, lines = _drawn(people, np.random.default_rng([seed, *b"ibm-articles"]), by_popularity)
+    how = "by the number of their clicks" if by_popularity else "evenly"
+    many = several(len(lines.users), "person", "people")
+    if nobody:
+        notes.append(f"{several(nobody, 'click names', 'clicks name')} no person: left out.")
+    notes.append(
+        f"ibm-articles has no impressions, so they are drawn (seed {seed}): each of {many} with {FEWEST} different "
+        f"articles or more gets one, of a clicked article and {OTHERS} others, drawn {how}."
+    )
+    made = news_population(
+        "ibm-articles",
+        history,
+        lines,
+        user_ids=people.user_ids,
+        item_ids=people.item_ids,
+        features=features,
+        item_names=names,
+        notes=notes,
+    )
+    return replace(made, times=None)
+
+
+def _bodies(folder: Path) -> pl.DataFrame:
+    plain = folder / "articles_community.csv"
+    path = plain if plain.exists() else folder / "articles_community.csv.xz"
+    header = ("", "doc_body", "doc_description", "doc_full_name", "doc_status", "article_id")
+    columns = {"doc_body": pl.String, "doc_description": pl.String, "article_id": pl.Int64}
+    table = read_rows(file_bytes(path), path, columns, separator=",", header=header, needed=["article_id"], quote='"')
+    return table.select(id="article_id", description="doc_description", body="doc_body").unique(
+        "id", keep="first", maintain_order=True
+    )
+
+
+def _drawn(people: Population, generator: np.random.Generator, by_popularity: bool) -> tuple[History, Lines]:
+    """Histories with the clicks on the drawn articles last, and the impressions."""
+    owner = np.repeat(np.arange(people.n_users), people.lengths)
+    has = np.zeros((people.n_users, people.n_items), dtype=np.bool_)
+    has[owner, people.items] = True
+    users = np.flatnonzero((has.sum(1) >= FEWEST) & (people.n_items - has.sum(1) >= OTHERS))
+    # Of exponential draws divided by weights, the lowest are a sample without repetition by these weights.
+    click = np.where(has[users], generator.random((len(users), people.n_items)), np.inf).argmin(1)
+    weights = people.popularity if by_popularity else np.ones(people.n_items)
+    keys = generator.exponential(size=(len(users), people.n_items)) / weights
+    others = np.where(has[users], np.inf, keys).argsort(1, kind="stable")[:, :OTHERS]
+    chosen = np.full(people.n_users, -1)
+    chosen[users] = click
+    last = people.items == chosen[owner]
+    order = np.lexsort((last, owner))
+    # The click stands at any place, so that no order of equal scores gives it away.
+    shown = np.concatenate([click[:, None], others], axis=1)
+    places = generator.random(shown.shape).argsort(1)
+    width = OTHERS + 1
+    return History(people.indptr, people.items[order]), Lines(
+        users,
+        None,
+        np.arange(len(users) + 1, dtype=np.int64) * width,
+        np.take_along_axis(shown, places, axis=1).ravel().astype(np.int32),
+        (places == 0).ravel(),
+        (people.lengths - np.bincount(owner[last], minlength=people.n_users))[users],
+    )
