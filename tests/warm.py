@@ -427,18 +427,22 @@ class _Brood:
 
 def main() -> None:
     """The warm process: import, compile, and fork on demand, until nobody asks any more."""
+    from homebody import cli
     from homebody.federation.flower.gateway import quiet_flower
 
+    gc.disable()
     quiet_flower()
     for module in MODULES:
         importlib.import_module(module)
     for module, pauses in PAUSES.items():
         vars(importlib.import_module(module)).update(pauses)
+    cli._command()
     for method in ("fedmf", "pfedrec"):
         _compile(method)
     assert threading.active_count() == 1, "What has threads cannot be forked."
     subprocess.Popen = _Forked  # type: ignore[misc]
     gc.collect()
+    gc.enable()
     gc.freeze()  # collecting garbage would write to pages that all share
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         _Brood(listening).serve()
