@@ -170,6 +170,8 @@ def test_views_that_the_data_does_not_have_are_left_out() -> None:
     shared = encoder.start(title, RNG, RNG.normal(6, E))
     assert encoder.encode(shared, encoder.inputs(title)).shape == (N + 1, D)
     assert not any("body" in name or "category" in name for name in shared)
+    abstract = Catalogue(N, {"title": NEWS.items["title"], "abstract": NEWS.items["body"], "year": NEWS.items["title"]})
+    assert list(encoder.inputs(abstract)) == ["words/title", "words/abstract"]
 
 
 def test_ids_and_language_models_by_hand() -> None:

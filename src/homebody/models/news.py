@@ -286,8 +286,8 @@ class NAML(_OfWords):
     """Views of news: the title, the body and each category that there is, joined by additive attention.
 
     A text is a convolution with ReLU and additive attention; a category is a vector and a layer with ReLU. A view that
-    a news item does not have counts for nothing. `body` and `categories` are names of columns; those that the data does
-    not have are left out.
+    a news item does not have counts for nothing. `bodies` and `categories` are names of columns; those that the data
+    does not have are left out.
 
     >>> title = Column(torch.tensor([[1, 2], [2, -1]]), 3, "sequence", True, words=("cat", "dog"))
     >>> two = Catalogue(2, {"title": title, "category": Column(torch.tensor([1, 0]), 2, "one")})
@@ -297,15 +297,16 @@ class NAML(_OfWords):
     torch.Size([3, 6])
     """
 
-    body: str = "body"
+    bodies: tuple[str, ...] = ("abstract", "body")
     categories: tuple[str, ...] = ("category", "subcategory")
 
     name: ClassVar[str] = "naml"
     user: ClassVar[str] = "naml"
 
     def texts(self, catalogue: Catalogue) -> dict[str, Column]:
-        body = catalogue.items.get(self.body)
-        return {**super().texts(catalogue), **({self.body: body} if body and body.kind == "sequence" else {})}
+        columns = {name: catalogue.items[name] for name in self.bodies if name in catalogue.items}
+        bodies = {name: column for name, column in columns.items() if column.kind == "sequence"}
+        return {**super().texts(catalogue), **bodies}
 
     def _categories(self, catalogue: Catalogue) -> dict[str, Column]:
         columns = {name: catalogue.items[name] for name in self.categories if name in catalogue.items}
