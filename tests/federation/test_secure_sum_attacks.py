@@ -347,6 +347,41 @@ class TestDevice:
         assert [line["clients"] for line in one.records.rounds()] == [clients]
         assert one.own(0, 0) == ([] if clients < 7 else ["train/1"])
 
+    @pytest.mark.parametrize(
+        ("lost", "sentence", "charged"),
+        [
+            ("keys", "The list names 3 parties: this device takes part among 4 or more.", []),
+            ("masked", "3 parties survive: 3 of 4 must, and 4 at least.", ["train/1"]),
+        ],
+    )
+    def test_a_device_takes_part_among_as_many_as_it_wants_to_the_end(
+        self, town: Callable[..., Any], people: Callable[..., Any], lost: str, sentence: str, charged: list[str]
+    ) -> None:
+        """Four are asked, and one is lost on the way."""
+        one = town(people(), HOMES, ONE, quorum=0.5)
+        one.homes[0].configure(fewest=4)
+        one.mail.twisted["mark3"] = lambda kind, letter, answer: None if exchange_of(letter) == lost else answer
+        with pytest.raises(Abandoned):  # two devices are too few
+            round_of(one)
+        assert [line["said"] for line in one.said("refused") if "said" in line] == [sentence]
+        assert one.own(0, 0) == charged
+
+    def test_a_roster_that_comes_in_between_counts_before_a_vector_leaves(
+        self, town: Callable[..., Any], people: Callable[..., Any]
+    ) -> None:
+        """People would be charged as if the roster had vouched for everyone in the list."""
+        one = town(people(), HOMES, ONE, quorum=0.5)
+
+        def given(header: dict[str, Any], parts: dict[str, bytes]) -> Letter:
+            knows(one, 0)
+            one.homes[0].roster.accept(roster(one, [0, 1, 2]).signed(SIGNER))
+            return header, parts
+
+        lies = lie_to(one, "mark0", given, "masked")
+        one.fit()
+        refused(one, lies, "Party 6 of the list is a device that the roster does not have.")
+        assert one.own(0, 0) == []
+
     def test_a_letter_of_another_kind_has_no_secure_sum(
         self, town: Callable[..., Any], people: Callable[..., Any]
     ) -> None:
