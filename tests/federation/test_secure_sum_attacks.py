@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,17 +19,21 @@ from tests.federation.secure_sum.test_liars import listed, question_of
 from tests.federation.test_rosters import SIGNER, knows, roster, round_of
 from tests.federation.test_secure_sum import HOMES, NOISY, PLAN, Killed, exchange_of
 
+from homebody.core import Cohort
 from homebody.database import connect
 from homebody.errors import Abandoned
 from homebody.federation import wire
+from homebody.federation.flower.protocol import load_private
 from homebody.federation.secure_sum.collector import Collector
 from homebody.federation.secure_sum.identities import identity_of, load_public_key
-from homebody.federation.secure_sum.messages import EXCHANGES, SEALED, SIGNED, Terms, pack_numbers
+from homebody.federation.secure_sum.messages import EXCHANGES, SEALED, SIGNED, Listing, Terms, pack_numbers
 from homebody.federation.secure_sum.party import Party
+from homebody.federation.secure_sum.signatures import sign
 from homebody.federation.server import admin
 from homebody.federation.server.letters import GREET_SECONDS, SILENT_TIMES
 from homebody.federation.server.rosters import put_roster
 from homebody.federation.task import Task, asks
+from homebody.privacy import Channel, Ledger
 
 ONE = replace(NOISY, rounds=1)
 Letter = tuple[dict[str, Any], dict[str, bytes]]
@@ -405,6 +410,29 @@ class TestServer:
         assert SILENT_TIMES == 3
         assert [line["clients"] for line in one.records.rounds()] == [6] * 8
 
+    def test_a_device_whose_shares_do_not_open_is_blamed_and_left_alone(
+        self, town: Callable[..., Any], people: Callable[..., Any]
+    ) -> None:
+        """It spoils one attempt, and the next one is without it."""
+        one = town(people(), HOMES, ONE, quorum=0.5)
+        key = load_private((one.homes[3].path / "device.key").read_bytes())
+
+        def spoilt(kind: str, letter: bytes, answer: bytes) -> bytes:
+            if exchange_of(letter) != "shares":
+                return answer
+            asked, (header, parts) = wire.decode_letter(letter), wire.decode_letter(answer)
+            listing, _ = Listing.read(terms_of(asked[0]), asked[1][wire.QUESTION])
+            content = parts[wire.SUM][9:41] + SEALED.pack_all((number, bytes(82)) for number in (0, 2, 4))
+            message = sign(key, terms_of(asked[0]), listing.digest, "shares", 6, content)
+            return wire.encode_letter(header, {wire.SUM: message})
+
+        one.mail.twisted["mark3"] = spoilt
+        one.fit()
+        assert one.told() == ["train/1", "train/1#2"]
+        assert [line["clients"] for line in one.records.rounds()] == [6]
+        assert [device.faults for device in one.records.devices()] == [0, 0, 0, 1]
+        assert one.records.counters()["refused: The shares that it gave to others do not open its secret."] == 1
+
     def test_a_restored_backup_begins_a_sum_anew_and_charges_it(
         self, town: Callable[..., Any], people: Callable[..., Any], tmp_path: Any
     ) -> None:
@@ -479,6 +507,34 @@ class TestServer:
         runtime.evaluate(fitted.method, other)
         kinds = [exchange_of(body) for _, _, body in one.mail.letters[asked:]]
         assert kinds == [name for name in EXCHANGES for _ in HOMES]
+
+
+def test_who_is_in_a_second_attempt_is_told_by_that_attempt(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    """The first person of a device can afford the first attempt only, the second person both."""
+    one = town(people(), HOMES, ONE, quorum=0.5)
+    channel = Channel(*one.recipe.build().uplink.stages[:-1])  # without a roster, a device counts on its own noise
+    charges = channel.charges(Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, devices=len(HOMES)))
+    ledger, spent = Ledger(), list[float]()
+    for number in range(3):
+        ledger.charge(f"before/{number}", charges)
+        spent.append(ledger.epsilons(1e-6)["server"])
+    one.homes[0].configure(budget=f"eps={(spent[1] + spent[2]) / 2},observer=server,delta=1e-6")
+    one.homes[0].ledger(0).charge("before", charges)
+    lost: list[str] = []
+
+    def twist(kind: str, letter: bytes, answer: bytes) -> bytes | None:
+        if exchange_of(letter) == "survivors" and len(lost) < 2:
+            lost.append(kind)
+            return None
+        return answer
+
+    one.mail.twisted["mark1"] = one.mail.twisted["mark2"] = twist
+    one.fit()
+    assert one.told() == ["train/1", "train/1#2"]
+    assert [len(one.own(0, slot)) for slot in (0, 1)] == [2, 2]  # what was charged before, and one attempt; two
+    assert [line["clients"] for line in one.records.rounds()] == [6]
 
 
 def test_too_few_people_in_a_sum_open_nothing(town: Callable[..., Any], people: Callable[..., Any]) -> None:

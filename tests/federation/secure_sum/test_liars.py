@@ -367,6 +367,46 @@ class TestLyingDevices:
             Abandoned, match=r"Party 10 .* has 1 share of a secret opened, and it takes 3: .* stays closed"
         ):
             world.run()
+        assert world.collector.faults == {10: "The shares that it gave to others do not open its secret."}
+
+    def test_shares_that_do_not_fit_together(self) -> None:
+        """They can be unsealed, and are not those of its secret."""
+        world = World(6)
+        world.to("shares")
+        sender, listing = world.parties[10], world.collector._listing
+        secrets = sender._secrets(sender._seed or b"")
+
+        def wrong(content: bytes) -> bytes:
+            boxes = []
+            for number in listing.graph.neighbours(10):
+                key = derive(sender._agree(secrets, listing, "seal", number), world.terms.digest, "shares", 10, number)
+                plain = 2 * number.to_bytes(33, "little")
+                boxes.append((number, ChaCha20Poly1305(key).encrypt(bytes(12), plain, None)))
+            return content[:32] + SEALED.pack_all(boxes)
+
+        world.exchange(changed=liar(world, "shares", wrong))
+        with pytest.raises(Abandoned, match="The shares of party 10 do not fit together"):
+            world.run()
+        assert world.collector.faults == {10: "The shares that it gave to others do not open its secret."}
+
+    @pytest.mark.parametrize("withheld", [(10,), (10, 11), (10, 11, 12, 13, 14, 15)])
+    def test_holders_of_shares_discredit_nobody(self, withheld: tuple[int, ...]) -> None:
+        """One of those who must open keeps shares of others to itself."""
+        world = World(6)
+        world.to("survivors")
+        world.exchange(lambda number: number in (14, 15))
+        asked = world.ask()
+
+        def opened(number: int) -> bytes:
+            given = world.answer(number, asked)
+            if number != 13:
+                return given
+            rows = OPENED.unpack(given[9:-96], "shares")
+            return resign(world, "open", number, OPENED.pack_all(row for row in rows if row[0] not in withheld))
+
+        with pytest.raises(Abandoned, match=r"Party 10 .* has 3 shares of a secret opened, and it takes 4"):
+            world.collector.take([(number, opened(number)) for number in asked.own])
+        assert not world.collector.faults
 
     def test_a_few_shares_that_cannot_be_opened(self) -> None:
         """The others' shares do."""

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,29 @@ class TestOpenRounds:
         records.open_round("train/1", cohort)
         with pytest.raises(HomebodyError, match="The round train/1 is open with another cohort"):
             records.open_round("train/1", Cohort(np.array([1, 3]), "all", 2, 2))
+
+
+class TestSums:
+    def test_an_attempt_comes_back_and_takes_the_place_of_others(self, records: Records, where: Path | str) -> None:
+        assert records.sum("train/1") is None
+        records.begin_sum("train/1")
+        assert records.sum("train/1") == ({}, None, None)
+        state, result = bytes(range(256)), b"\0the sum"
+        records.put_sum("train/1", {0: 2, 7: 1}, state, None)
+        with closing(connect(where)) as other:
+            assert Records(other).sum("train/1") == ({0: 2, 7: 1}, state, None)
+        records.put_sum("train/1", {0: 2}, None, result)
+        assert records.sum("train/1") == ({0: 2}, None, result)
+        records.put_sum("train/1/telemetry", {}, b"", None)
+        assert records.sum("train/1/telemetry") == ({}, b"", None)
+        assert records.sum("train/1") is None
+
+    def test_a_backup_holds_no_sum(self, records: Records, tmp_path: Path) -> None:
+        """It may have been opened since: the round that it is of is tried again, and charged again."""
+        records.put_sum("train/1", {0: 2}, b"under way", None)
+        backup(records, tmp_path / "backup.sqlite")
+        with closing(connect(tmp_path / "new.sqlite")) as new:
+            assert restore(tmp_path / "backup.sqlite", new).sum("train/1") is None
 
 
 class TestCheckpoints:

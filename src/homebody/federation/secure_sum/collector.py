@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Generator, Iterable, Mapping
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -96,6 +97,8 @@ class _Coming:
         self.senders: list[int] = []
         self.opened: dict[int, dict[int, int]] = {}
         """The shares of each party's secret, by their points."""
+        self.openers: set[int] = set()
+        """Who opened shares."""
 
 
 class Collector:
@@ -222,6 +225,7 @@ class Collector:
             if (value := int.from_bytes(share, "little")) >= shamir.PRIME:
                 raise BadMessage("A share in the answer is too large to be one.")
             shares.append((owner, value))
+        self._coming.openers.add(holder)
         for owner, value in shares:
             self._coming.opened.setdefault(owner, {})[graph.holders(owner)[holder]] = value
 
@@ -248,8 +252,12 @@ class Collector:
         known, terms, listing = self._known, self.terms, self._listing
         total, survivors = MaskedSum(terms.entries, terms.width), set(known.survivors)
         total.add_packed(known.sum)
-        for number in known.commitments:
-            secret = self._secret(number)
+        secrets = {number: self._secret(number) for number in known.commitments}
+        if closed := [number for number, secret in secrets.items() if secret is None]:
+            self._suspect(closed)
+            raise Abandoned(self._why_closed(closed[0]))
+        for number, secret in secrets.items():
+            assert secret is not None
             if number in survivors:
                 total.subtract(derive(secret, terms.digest, "own mask", number, number))
                 continue
@@ -263,19 +271,46 @@ class Collector:
                     (total.subtract if other == low else total.add)(key)
         return total.numbers()
 
-    def _secret(self, number: int) -> bytes:
-        """The secret of a party that is opened; where some shares are wrong, other choices of them are tried."""
+    def _secret(self, number: int) -> bytes | None:
+        """The secret of a party that is opened; where some shares are wrong, other choices of them are tried. None if
+        there are too few, or none of them fit."""
         shares, threshold = self._coming.opened.get(number, {}), self._listing.graph.design.threshold
         if len(shares) < threshold:
-            raise Abandoned(
-                f"Party {number} of a secure sum has {several(len(shares), 'share')} of a secret opened, and it takes "
-                f"{threshold:,}: the sum stays closed."
-            )
+            return None
         for chosen in itertools.islice(_choices(sorted(shares), threshold), _TRIES):
             secret = shamir.combine({point: shares[point] for point in chosen})
             if secret is not None and self._is_secret(number, secret):
                 return secret
-        raise Abandoned(f"The shares of party {number} do not fit together: the sum stays closed.")
+        return None
+
+    def _why_closed(self, number: int) -> str:
+        count, threshold = len(self._coming.opened.get(number, {})), self._listing.graph.design.threshold
+        if count < threshold:
+            return (
+                f"Party {number} of a secure sum has {several(count, 'share')} of a secret opened, and it takes "
+                f"{threshold:,}: the sum stays closed."
+            )
+        return f"The shares of party {number} do not fit together: the sum stays closed."
+
+    def _suspect(self, closed: Sequence[int]) -> None:
+        """Blame the few parties whose secrets stay closed, though others' open: they gave out wrong shares.
+
+        Those who hold the shares may lie instead. So a party is blamed only if more of them say so than may collude.
+        """
+        graph, opened = self._listing.graph, self._coming.opened
+        threshold = graph.design.threshold
+        liars = max(1, min(self.terms.colluders, threshold - 1))
+        if len(closed) > liars:
+            return
+        for number in closed:
+            count = len(opened.get(number, {}))
+            against = len(self._coming.openers.intersection(graph.holders(number))) - count
+            if count >= threshold:
+                if math.comb(count, threshold) > _TRIES:
+                    continue  # not every choice was tried, so that a few wrong shares may be all
+                against += count - threshold + 1
+            if against > liars:
+                self.faults[number] = "The shares that it gave to others do not open its secret."
 
     def _is_secret(self, number: int, secret: bytes) -> bool:
         if number in self._known.survivors:
@@ -343,10 +378,12 @@ def _blobs(body: bytes) -> dict[int, bytes]:
 
 
 def _choices(points: list[int], count: int) -> Iterable[list[int]]:
-    """Choices of so many points, always the same: the first; those without one of the first each; then others."""
-    yield points[:count]
-    if len(points) == count:
+    """Choices of so many points, always the same: all if they are few; otherwise the first, those without one of the
+    first each, and then others."""
+    if math.comb(len(points), count) <= _TRIES:
+        yield from map(list, itertools.combinations(points, count))
         return
+    yield points[:count]
     for left_out in points[:count]:
         yield [point for point in points if point != left_out][:count]
     for attempt in itertools.count():
