@@ -52,7 +52,10 @@ class Recipe:
 
     method: str = setting(doc="A name from `homebody methods`, or path/to/file.py:Class.")
     data: str = setting(
-        doc="A dataset's name, a CSV or Parquet file, or synthetic[:…].", panel=DATA, path="name", assume="ml-100k"
+        doc="A dataset's name, a CSV or Parquet file, a folder of news, or synthetic[:…].",
+        panel=DATA,
+        path="name",
+        assume="ml-100k",
     )
     fields: dict[str, Any] = setting({}, "The method's fields that differ from its defaults.")
     rounds: int | None = setting(None, "Training rounds; by default the method's own number.", panel=TRAINING)

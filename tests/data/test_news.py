@@ -77,7 +77,7 @@ class TestMind:
         assert people.item_features is not None
         table = people.item_features.table
         assert people.item_features.kinds == {
-            "category": "categorical", "subcategory": "categorical", "title": "text", "abstract": "text"
+            "category": "categorical", "subcategory": "categorical", "title": "sequence", "abstract": "sequence"
         }  # fmt: skip
         assert table["title"].to_list() == ["First title", None, 'Third "quoted', None, None]
         assert table["category"].to_list() == ["news", "sports", "news", None, None]

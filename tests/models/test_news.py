@@ -23,6 +23,7 @@ from homebody.models.news import (
     NewsEncoder,
     NRMSUser,
     dropout_mask,
+    encode_many,
     filled,
     find_encoder,
     find_user_encoder,
@@ -169,6 +170,8 @@ def test_views_that_the_data_does_not_have_are_left_out() -> None:
     shared = encoder.start(title, RNG, RNG.normal(6, E))
     assert encoder.encode(shared, encoder.inputs(title)).shape == (N + 1, D)
     assert not any("body" in name or "category" in name for name in shared)
+    abstract = Catalogue(N, {"title": NEWS.items["title"], "abstract": NEWS.items["body"], "year": NEWS.items["title"]})
+    assert list(encoder.inputs(abstract)) == ["words/title", "words/abstract"]
 
 
 def test_ids_and_language_models_by_hand() -> None:
@@ -268,6 +271,22 @@ def test_readers_equal_torchs_layers() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     found = NAMLUser(D, QUERY).encode(shared, news, real)
     torch.testing.assert_close(found, additive(news, shared, "user/pool")[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_news_encoded_in_parts_equal_news_encoded_at_once(name: str) -> None:
+    encoder = ENCODER[name]
+    shared, given = start(encoder), inputs(encoder)
+    given |= encoder.masks(RNG.fold("masks"), 0.3, given)
+    weight = RNG.fold("weight").normal(N + 1, D)
+    vectors, slopes = encode_many(encoder, {**shared, "user/other": weight}, given, at_once=3)
+    assert_close = torch.testing.assert_close
+    assert_close(vectors, encoder.encode(shared, given), atol=1e-5, rtol=1e-4)
+    expected = grad(lambda own: (encoder.encode(own, given) * weight).sum())(shared)
+    found = slopes(weight)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert_close(found[key], value, atol=1e-5, rtol=1e-4)
 
 
 def test_touched_rows_stand_in_for_the_whole_table() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from homebody.data.news import History, Lines, described, news_population
+from homebody.data.news import NewsHistory, NewsLines, described, news_population
 from homebody.data.population import Features, Kind, Population
 from homebody.errors import HomebodyError
 
@@ -21,7 +21,7 @@ WEEKS = ("train", "validation")
 """Two weeks, one after the other; what people had read is given as of the beginning of each."""
 BEHAVIOURS = ("user_id", "impression_time", "article_ids_inview", "article_ids_clicked")
 HISTORY = ("user_id", "impression_time_fixed", "article_id_fixed")
-ARTICLES: dict[str, Kind] = {"category": "categorical", "title": "text", "subtitle": "text", "body": "text"}
+ARTICLES: dict[str, Kind] = {"category": "categorical", "title": "sequence", "subtitle": "sequence", "body": "sequence"}
 
 
 def read_ebnerd(folder: Path) -> Population:
@@ -61,8 +61,8 @@ def read_ebnerd(folder: Path) -> Population:
     features, names, notes = _described(folder / "articles.parquet", item_ids)
     return news_population(
         "ebnerd",
-        History(indptr, item_ids.search_sorted(history["item"]).to_numpy().astype(np.int32), times),
-        Lines(
+        NewsHistory(indptr, item_ids.search_sorted(history["item"]).to_numpy().astype(np.int32), times),
+        NewsLines(
             table["whose"].to_numpy(),
             table["time"].dt.epoch("s").to_numpy(),
             np.concatenate([[0], np.cumsum(table["shown"].list.len().to_numpy())]).astype(np.int64),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from homebody.data.news import History, Lines, described, news_population
+from homebody.data.news import NewsHistory, NewsLines, described, news_population
 from homebody.data.population import Kind, Population, build
 from homebody.data.published import file_bytes, read_rows
 from homebody.errors import several
@@ -23,7 +23,7 @@ FEWEST = 4
 OTHERS = 19
 """Articles that an impression shows beside the one that was clicked."""
 SEED = 0
-KINDS: dict[str, Kind] = dict.fromkeys(("title", "description", "body"), "text")
+KINDS: dict[str, Kind] = dict.fromkeys(("title", "description", "body"), "sequence")
 
 
 def read_ibm_articles(folder: Path, *, seed: int = SEED, by_popularity: bool = True) -> Population:
@@ -82,7 +82,7 @@ def _bodies(folder: Path) -> pl.DataFrame:
     )
 
 
-def _drawn(people: Population, generator: np.random.Generator, by_popularity: bool) -> tuple[History, Lines]:
+def _drawn(people: Population, generator: np.random.Generator, by_popularity: bool) -> tuple[NewsHistory, NewsLines]:
     """Histories with the clicks on the drawn articles last, and the impressions."""
     owner = np.repeat(np.arange(people.n_users), people.lengths)
     has = np.zeros((people.n_users, people.n_items), dtype=np.bool_)
@@ -101,7 +101,7 @@ def _drawn(people: Population, generator: np.random.Generator, by_popularity: bo
     shown = np.concatenate([click[:, None], others], axis=1)
     places = generator.random(shown.shape).argsort(1)
     width = OTHERS + 1
-    return History(people.indptr, people.items[order]), Lines(
+    return NewsHistory(people.indptr, people.items[order]), NewsLines(
         users,
         None,
         np.arange(len(users) + 1, dtype=np.int64) * width,

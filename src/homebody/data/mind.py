@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.news import History, Lines, described, merged, news_population
+from homebody.data.news import NewsHistory, NewsLines, described, merged, news_population
 from homebody.data.population import Kind, Population
 from homebody.data.published import file_bytes
 from homebody.errors import HomebodyError
@@ -29,7 +29,12 @@ CHUNK_BYTES = 16 << 20
 COLUMNS = ("impression", "user", "time", "history", "shown")
 CLOCK = "%m/%d/%Y %I:%M:%S %p"
 NEWS = ("id", "category", "subcategory", "title", "abstract")
-KINDS: dict[str, Kind] = {"category": "categorical", "subcategory": "categorical", "title": "text", "abstract": "text"}
+KINDS: dict[str, Kind] = {
+    "category": "categorical",
+    "subcategory": "categorical",
+    "title": "sequence",
+    "abstract": "sequence",
+}
 
 
 class _Chunk(NamedTuple):
@@ -57,8 +62,8 @@ def read_mind(folder: Path) -> Population:
     for part in folders:
         if not (part / "news.tsv").exists():
             raise HomebodyError(f"{part} has no news.tsv, which says what the news in behaviors.tsv are: put it there.")
-    ids = _Numbers()
-    users = _Numbers()
+    ids = _TextNumbers()
+    users = _TextNumbers()
     chunks = [
         chunk
         for part in folders
@@ -80,8 +85,8 @@ def read_mind(folder: Path) -> Population:
     entries = np.arange(indptr[-1]) + np.repeat(history.indptr[:-1][start] - indptr[:-1], sizes)
     return news_population(
         "mind",
-        History(indptr, item_order[history.items[entries]].astype(np.int32)),
-        Lines(
+        NewsHistory(indptr, item_order[history.items[entries]].astype(np.int32)),
+        NewsLines(
             user_order[lines["user"].to_numpy()],
             lines["time"].to_numpy(),
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -97,7 +102,7 @@ def read_mind(folder: Path) -> Population:
     )
 
 
-class _Numbers:
+class _TextNumbers:
     """Texts, numbered as they come."""
 
     def __init__(self) -> None:
@@ -153,7 +158,7 @@ def _table(path: Path, first: int, text: bytes) -> pl.DataFrame:
     return parts.struct.unnest()
 
 
-def _numbered(parsed: tuple[Path, int, pl.DataFrame], users: _Numbers, ids: _Numbers) -> _Chunk:
+def _numbered(parsed: tuple[Path, int, pl.DataFrame], users: _TextNumbers, ids: _TextNumbers) -> _Chunk:
     path, first, table = parsed
 
     def refuse(bad: pl.Series, what: str) -> None:
@@ -189,7 +194,7 @@ def _numbered(parsed: tuple[Path, int, pl.DataFrame], users: _Numbers, ids: _Num
     )
 
 
-def _histories(states: pl.DataFrame, users: _Numbers, ids: _Numbers) -> tuple[History, pl.DataFrame]:
+def _histories(states: pl.DataFrame, users: _TextNumbers, ids: _TextNumbers) -> tuple[NewsHistory, pl.DataFrame]:
     """Everyone's history, and how long it was at each of its states."""
     states = states.sort("user", "time", maintain_order=True)
     read = states["history"].str.split(" ")
@@ -219,7 +224,7 @@ def _histories(states: pl.DataFrame, users: _Numbers, ids: _Numbers) -> tuple[Hi
     else:
         counts = np.bincount(owner, lengths, len(users)).astype(np.int64)
     indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return History(indptr, items), states.select("user", "state").with_columns(before=pl.Series(before))
+    return NewsHistory(indptr, items), states.select("user", "state").with_columns(before=pl.Series(before))
 
 
 def _news(path: Path) -> pl.DataFrame:

@@ -16,12 +16,12 @@ import polars as pl
 from homebody.data.population import Features, Impressions, Kind, Population
 from homebody.errors import HomebodyError, several
 
-__all__ = ["History", "Lines", "described", "merged", "news_population"]
+__all__ = ["NewsHistory", "NewsLines", "described", "merged", "news_population"]
 
 Longs = npt.NDArray[np.int64]
 
 
-class History(NamedTuple):
+class NewsHistory(NamedTuple):
     """Everyone's history: user u read `items[indptr[u]:indptr[u + 1]]`, oldest first."""
 
     indptr: Longs
@@ -29,7 +29,7 @@ class History(NamedTuple):
     times: Longs | None = None
 
 
-class Lines(NamedTuple):
+class NewsLines(NamedTuple):
     """Impressions in the order of a source: line n showed `items[indptr[n]:indptr[n + 1]]`."""
 
     users: Longs
@@ -62,8 +62,8 @@ def merged(states: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 def news_population(
     name: str,
-    history: History,
-    lines: Lines,
+    history: NewsHistory,
+    lines: NewsLines,
     *,
     user_ids: pl.Series,
     item_ids: pl.Series,
@@ -92,7 +92,7 @@ def news_population(
     )
 
 
-def _asking(lines: Lines, n_items: int) -> tuple[Lines, list[str]]:
+def _asking(lines: NewsLines, n_items: int) -> tuple[NewsLines, list[str]]:
     """The lines with each item once, in which something was clicked and something was not."""
     said = []
     line = np.repeat(np.arange(len(lines.users)), np.diff(lines.indptr))
@@ -118,7 +118,7 @@ def _asking(lines: Lines, n_items: int) -> tuple[Lines, list[str]]:
     entries = asks[line]
     indptr = np.concatenate([[0], np.cumsum(sizes[asks])]).astype(np.int64)
     times = None if lines.times is None else lines.times[asks]
-    return Lines(lines.users[asks], times, indptr, items[entries], clicked[entries], lines.before[asks]), said
+    return NewsLines(lines.users[asks], times, indptr, items[entries], clicked[entries], lines.before[asks]), said
 
 
 def described(
@@ -139,7 +139,7 @@ def described(
         many = several(strangers, "news item is", "news items are")
         notes.append(f"{many} in histories or impressions and not in {name}: known by id alone, without text.")
     known = item_ids.rename("id").to_frame().join(table, on="id", how="left", maintain_order="left").drop("id")
-    texts = [column for column, kind in kinds.items() if kind == "text"]
+    texts = [column for column, kind in kinds.items() if kind in ("text", "sequence")]
     known = known.with_columns(
         pl.when(pl.col(column).str.strip_chars() != "").then(pl.col(column)) for column in texts
     ).select(list(kinds))

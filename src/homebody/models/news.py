@@ -17,12 +17,13 @@ encoder is given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 
 from homebody.core import Catalogue, Column, Tree
 from homebody.errors import HomebodyError, unknown_name
@@ -41,12 +42,15 @@ __all__ = [
     "NewsEncoder",
     "UserEncoder",
     "dropout_mask",
+    "encode_many",
     "filled",
     "find_encoder",
     "find_user_encoder",
     "text_column",
 ]
 
+NEVER = -1e30
+"""Added to the fit of a place that does not count: finite, so that no gradient is undefined."""
 WINDOW = 3
 """Words that NAML's convolution reads together."""
 PLM_WIDTH = 384
@@ -61,21 +65,18 @@ def glorot(rng: Rng, low: int, high: int) -> Tensor:
 
 
 def shares(fit: Tensor, real: Tensor) -> Tensor:
-    """Softmax over the last dimension among the real places; all 0 where none is.
+    """Softmax over the last dimension among the real places; all places alike where none is.
 
-    >>> shares(torch.zeros(2, 3), torch.tensor([[True, True, False], [False] * 3])).tolist()
-    [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    >>> shares(torch.zeros(2, 4), torch.tensor([[True, True, False, False], [False] * 4])).tolist()
+    [[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]]
     """
-    fit = torch.where(real, fit, -torch.inf)
-    highest = fit.detach().amax(-1, keepdim=True)
-    weight = torch.where(real, (fit - torch.where(highest.isfinite(), highest, 0.0)).exp(), 0.0)
-    return weight / weight.sum(-1, keepdim=True).clamp(min=1e-30)
+    return (fit + torch.where(real, 0.0, NEVER)).softmax(-1)
 
 
 def pooled(x: Tensor, part: Mapping[str, Tensor], name: str, real: Tensor) -> Tensor:
-    """Additive attention: the mean of x (…, T, d) over its real places, weighted by tanh(x V + v) q."""
+    """Additive attention: the mean of x (…, T, d) over its real places, weighted by tanh(x V + v) q; 0 if none is."""
     fit = (x @ part[f"{name}/weight"] + part[f"{name}/offset"]).tanh() @ part[f"{name}/query"]
-    return (shares(fit, real)[..., None, :] @ x).squeeze(-2)
+    return (shares(fit, real)[..., None, :] @ x).squeeze(-2) * real.any(-1, keepdim=True)
 
 
 def pooling(rng: Rng, d: int, query: int) -> Tree:
@@ -93,7 +94,7 @@ def attended(x: Tensor, weight: Tensor, heads: int, real: Tensor) -> Tensor:
     weight: (e, 3d), the queries', keys' and values' side by side. The heads stand side by side, and no layer follows.
     """
     query, key, value = (x @ weight).reshape(*x.shape[:-1], 3, heads, -1).movedim(-3, 0).transpose(-2, -3)
-    fit = query @ key.mT * query.shape[-1] ** -0.5
+    fit = (query * query.shape[-1] ** -0.5) @ key.mT
     return (shares(fit, real[..., None, None, :]) @ value).transpose(-2, -3).flatten(-2)
 
 
@@ -115,10 +116,8 @@ def dropout_mask(rng: Rng, rate: float, count: int, *shape: int) -> Tensor:
     row = 1
     for size in shape:
         row *= size
-    bits = rng.bits(count, -(-row // 4))
-    parts = torch.stack([(bits >> shift) & 0xFFFF for shift in (0, 16, 32, 48)], -1)
-    kept = parts.flatten(1)[:, :row].reshape(count, *shape) >= round(rate * 65536)
-    return kept.float() / (1.0 - rate)
+    parts = rng.bits(count, -(-row // 4)).view(torch.int16)[:, :row]
+    return (parts >= round(rate * 65536) - 32768).reshape(count, *shape) / (1.0 - rate)
 
 
 def text_column(catalogue: Catalogue, name: str, encoder: str) -> Column:
@@ -287,8 +286,8 @@ class NAML(_OfWords):
     """Views of news: the title, the body and each category that there is, joined by additive attention.
 
     A text is a convolution with ReLU and additive attention; a category is a vector and a layer with ReLU. A view that
-    a news item does not have counts for nothing. `body` and `categories` are names of columns; those that the data does
-    not have are left out.
+    a news item does not have counts for nothing. `bodies` and `categories` are names of columns; those that the data
+    does not have are left out.
 
     >>> title = Column(torch.tensor([[1, 2], [2, -1]]), 3, "sequence", True, words=("cat", "dog"))
     >>> two = Catalogue(2, {"title": title, "category": Column(torch.tensor([1, 0]), 2, "one")})
@@ -298,15 +297,16 @@ class NAML(_OfWords):
     torch.Size([3, 6])
     """
 
-    body: str = "body"
+    bodies: tuple[str, ...] = ("abstract", "body")
     categories: tuple[str, ...] = ("category", "subcategory")
 
     name: ClassVar[str] = "naml"
     user: ClassVar[str] = "naml"
 
     def texts(self, catalogue: Catalogue) -> dict[str, Column]:
-        body = catalogue.items.get(self.body)
-        return {**super().texts(catalogue), **({self.body: body} if body and body.kind == "sequence" else {})}
+        columns = {name: catalogue.items[name] for name in self.bodies if name in catalogue.items}
+        bodies = {name: column for name, column in columns.items() if column.kind == "sequence"}
+        return {**super().texts(catalogue), **bodies}
 
     def _categories(self, catalogue: Catalogue) -> dict[str, Column]:
         columns = {name: catalogue.items[name] for name in self.categories if name in catalogue.items}
@@ -383,6 +383,41 @@ class PLM(NewsEncoder):
         real = (given["plm"] != 0).any(-1, keepdim=True)
         vectors = _seen(given["plm"], given, "keep/plm") @ shared["news/weight"] + shared["news/offset"]
         return torch.where(real, vectors, 0.0)
+
+
+def encode_many(
+    encoder: NewsEncoder, shared: Tree, given: Mapping[str, Tensor], at_once: int = 128
+) -> tuple[Tensor, Callable[[Tensor], Tree]]:
+    """The vectors (n, d) of many news items, and what turns the gradient in them into that in the parameters `news/…`.
+
+    Those of a part are encoded together, and once more for the gradient, so that the memory holds one part at a time.
+
+    >>> encoder, three = NewsById(d=2), Catalogue(3)
+    >>> shared = encoder.start(three, Rng.of(0))
+    >>> vectors, slopes = encode_many(encoder, shared, encoder.inputs(three), at_once=2)
+    >>> slopes(torch.ones_like(vectors))["news/item"].tolist()
+    [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+    """
+    own = {name: value for name, value in shared.items() if name.startswith("news/")}
+    count = len(next(iter(given.values())))
+    parts = [slice(first, first + at_once) for first in range(0, count, at_once)]
+
+    def rows(part: slice) -> dict[str, Tensor]:
+        return {name: value[part] for name, value in given.items()}
+
+    def slopes(slope: Tensor) -> Tree:
+        total = {name: torch.zeros_like(value) for name, value in own.items()}
+        for part in parts:
+            some = rows(part)
+            pull = vjp(lambda parameters, some=some: encoder.encode(parameters, some), own)[1]
+            (change,) = pull(slope[part])
+            for name, value in change.items():
+                total[name] += value
+        return total
+
+    with torch.no_grad():
+        vectors = [encoder.encode(own, rows(part)) for part in parts]
+    return torch.cat(vectors), slopes
 
 
 def filled(news: Tensor, real: Tensor, pad: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
