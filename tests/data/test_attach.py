@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -298,6 +299,38 @@ class TestImpressions:
         assert found.clicked.tolist() == [True, False, False, True, False, False, True]
         assert (found.users.dtype, found.indptr.dtype, found.items.dtype) == (np.int64, np.int64, np.int32)
         assert said == []
+
+    def test_times_are_kept(self, people: Population, tmp_path: Path, said: list[str]) -> None:
+        days = {"3,9,a,0": "2024-01-01", "3,9,c,1": "2024-01-01", "2,7,b,1": "1970-01-02", "2,7,a,0": "1970-01-02"}
+        text = "\n".join(["impression,user,item,clicked,time", *(f"{row},{day}" for row, day in days.items())])
+        found = shown(people, tmp_path / "i.csv", text, said)
+        assert found.times is not None
+        assert found.times.tolist() == [86_400, 1_704_067_200]
+        assert shown(people, tmp_path / "j.csv", text.replace("time", "other"), said).times is None
+
+    @pytest.mark.parametrize("numbers", [False, True])
+    def test_items_that_are_shown_and_described_join_although_nobody_has_them(
+        self, people: Population, tmp_path: Path, said: list[str], numbers: bool
+    ) -> None:
+        if numbers:
+            people = replace(people, item_ids=pl.Series([1, 2, 3, 4]))
+        a, _, _, d, e, f = "123456" if numbers else "abcdef"
+        shows = tmp_path / "i.csv"
+        shows.write_text(f"impression,user,item,clicked\n1,7,{e},1\n1,7,{a},0\n1,7,{f},0\n")
+        items = tmp_path / "items.csv"
+        items.write_text(f"item,title\n{a},Emma\n{e},Ulysses by James\n{d},Dracula\n")
+        found = attach(people, item_features=items, impressions=shows, kinds={"title": "text"}, say=said.append)
+        assert found.n_items == 5
+        assert found.item_ids is not None
+        assert found.item_ids.to_list() == ([1, 2, 3, 4, 5] if numbers else list("abcde"))
+        assert found.impressions is not None
+        assert found.impressions.items.tolist() == [4, 0]  # f is not described: it is left out, as before
+        assert found.item_features is not None
+        assert found.item_features.table["title"].to_list() == ["Emma", None, None, "Dracula", "Ulysses by James"]
+        assert found.item_name(4) == "Ulysses by James"
+        assert said[0] == "1 item that nobody has is shown and described: known too."
+        assert people.n_items == 4
+        assert attach(people, item_features=items, kinds={"title": "text"}).n_items == 4
 
     def test_without_times_they_stand_as_in_the_file(self, people: Population, tmp_path: Path, said: list[str]) -> None:
         text = "impression,user,item,clicked\nz,7,a,0\ny,7,c,0\nz,7,b,1\ny,7,d,1\n"

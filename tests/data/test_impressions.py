@@ -119,6 +119,8 @@ def test_what_clients_learn_from_is_padded() -> None:
     assert some.items.tolist() == [[[0, 8], [9, 9]], [[1, 8], [2, 8]], [[9, 9], [9, 9]]]
     assert some.clicked.tolist() == [[[True, False], [False] * 2], [[True, False]] * 2, [[False] * 2] * 2]
     assert some.before.tolist() == [[1, 0], [1, 2], [0, 0]]
+    assert done.most_shown == (2, 2)
+    assert split(FOUR, "leave-one-out").most_shown == (1, 1)
     nothing = split(FOUR, "leave-one-out").padded_shown(np.array([0, 1]))
     assert nothing.items.tolist() == [[[9]], [[9]]]
     learnt = done.histories().shown

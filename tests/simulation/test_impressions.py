@@ -106,6 +106,12 @@ def test_clients_learn_from_their_own_impressions_alone() -> None:
     assert torch.equal(torch.stack(alone).sum(0), total.sum["views"])
 
 
+def test_few_clients_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = collected(people())[1].sum
+    monkeypatch.setattr("homebody.simulation.clients.SHOWN_AT_ONCE", 40)  # two clients of three times six
+    assert all(torch.equal(values, whole[name]) for name, values in collected(people())[1].sum.items())
+
+
 def test_only_those_with_impressions_to_learn_from_take_part() -> None:
     population = people()
     assert population.impressions is not None

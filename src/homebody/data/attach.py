@@ -42,6 +42,7 @@ def attach(
     id; item, item_id, movieId, id), otherwise in the first. The other columns are features, of the kinds that
     they look like (`FileColumn.guess`) unless `kinds` says otherwise. They stand beside the population's own features;
     one of the same name takes the other's place. Titles or names of items serve as their names where there are none.
+    Items that nobody has join the population if an impression shows them and the file of items describes them.
     What is guessed, missing or left out is said, and counted.
 
     >>> import tempfile, numpy as np
@@ -54,6 +55,8 @@ def attach(
     """
     say = say or (lambda message: None)
     wanted = known_kinds(kinds or {})
+    if item_features is not None and impressions is not None:
+        population = _with_shown_items(population, Path(item_features), Path(impressions), say)
     users, items, names = population.user_features, population.item_features, population.item_names
     if user_features is not None:
         users, _ = _described(population, "user", Path(user_features), wanted, users, say)
@@ -247,6 +250,41 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
     # A vocabulary declared for another kind does not fit.
     declared = {name: given for name, given in features.declared.items() if kinds[name] == features.kinds[name]}
     return Features(table, kinds, declared, features.views)
+
+
+def _with_shown_items(population: Population, described: Path, impressions: Path, say: Say) -> Population:
+    """The population with the items that one file describes and the other shows, though nobody has them yet."""
+    if population.item_ids is None:
+        return population
+    known = raw_table(described)
+    ids = FileColumn(known[id_column(described, known.columns, "item", lambda message: None)], "item", described).ids()
+    column: list[str] = []
+
+    def choose(present: list[str]) -> list[str]:
+        column.append(_roles(impressions, present)["item"])
+        return column
+
+    shown = FileColumn(raw_table(impressions, choose)[column[0]], "item", impressions).ids().cast(pl.String).unique()
+    old = population.item_ids.cast(pl.String)
+    new = ids.cast(pl.String).unique(maintain_order=True)
+    new = new.filter(new.is_in(shown.implode()) & ~new.is_in(old.implode())).sort()
+    if not len(new):
+        return population
+    say(f"{several(len(new), 'item that nobody has is', 'items that nobody has are')} shown and described: known too.")
+    alike = new.cast(population.item_ids.dtype, strict=False)
+    # 007 is no number: then all ids are texts.
+    same = (alike.cast(pl.String) == new).fill_null(False).all()
+    item_ids = pl.concat([population.item_ids, alike] if same else [old, new])
+    names, features = population.item_names, population.item_features
+    if features is not None:
+        features = replace(features, table=features.table.vstack(features.table.clear(len(new))))
+    return replace(
+        population,
+        n_items=population.n_items + len(new),
+        item_ids=item_ids,
+        item_names=None if names is None else pl.concat([names, new.rename(names.name)]),
+        item_features=features,
+    )
 
 
 def _attach_impressions(population: Population, path: Path, say: Say) -> Population:

@@ -230,6 +230,15 @@ class Split:
             able &= np.bincount(self.population.impressions.users[self._learnt_shown], minlength=self.n_users) > 0
         return able
 
+    @cached_property
+    def most_shown(self) -> tuple[int, int]:
+        """The most impressions that anybody learns from, and the most items of one of these: each at least 1."""
+        shown, numbers = self.population.impressions, self._learnt_shown
+        if shown is None or numbers is None:
+            return 1, 1
+        counts, widths = np.bincount(shown.users[numbers]), np.diff(shown.indptr)[numbers]
+        return max(1, int(counts.max(initial=0))), max(1, int(widths.max(initial=0)))
+
     def padded_shown(self, users: Longs) -> PaddedShown:
         """The impressions that these users learn from, padded to a common number and width of at least 1.
 

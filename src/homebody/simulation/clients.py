@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -39,6 +40,8 @@ __all__ = ["SAMPLES_AT_ONCE", "Clients", "best_of", "usable_device"]
 
 SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
+SHOWN_AT_ONCE = 1 << 23
+"""Padded items of impressions that clients work on together: they take 9 bytes each."""
 SCORES_AT_ONCE = 1 << 21
 ON_ONE_THREAD = 1 << 9
 """Up to so many padded interactions, one thread of torch is faster than several."""
@@ -277,21 +280,31 @@ class Clients:
     def _data(
         self, users: Users, width: int | None = None, *, avoided: bool = True, known: Users | None = None
     ) -> tuple[Tensor, ...]:
-        """The data on these clients' devices: their interactions, impressions if the method reads any, then one column
-        per feature.
+        """The data on these clients' devices: their interactions, one column per feature and context, ratings, and the
+        impressions that they learn from; of the last three, what the method reads.
 
         known: how many of each client's first interactions to give instead of those of the training part.
         """
-        padded = self.split.padded(users, width, avoided=avoided, known=known)
-        columns = [*padded, *(self.split.padded_shown(users) if self._learns_impressions else ())]
-        given = (*(torch.from_numpy(part).to(self.device) for part in columns),)
+        padded = self._here_of(self.split.padded(users, width, avoided=avoided, known=known))
         features = (values[self._tensor(users)] for values in self._features.values())
+        shown = self._here_of(self.split.padded_shown(users)) if self._learns_impressions else ()
         contexts, rated = self._taken
         if not contexts and not rated:
-            return (*given, *features)
+            return (*padded, *features, *shown)
         rows = torch.from_numpy(self.split.padded_rows(users, width, known=known)).to(self.device)
         of_rows = [*contexts.values(), *([self._ratings] if rated else [])]
-        return (*given, *features, *(_at(values, rows) for values in of_rows))
+        return (*padded, *features, *(_at(values, rows) for values in of_rows), *shown)
+
+    def _here_of(self, arrays: Iterable[npt.NDArray[np.generic]]) -> list[Tensor]:
+        return [torch.from_numpy(part).to(self.device) for part in arrays]
+
+    @property
+    def _most_shown(self) -> int | None:
+        """How many clients' impressions fit into the memory for those that work at once; None: there are none."""
+        if not self._learns_impressions:
+            return None
+        count, width = self.split.most_shown
+        return max(1, SHOWN_AT_ONCE // (count * width))
 
     @property
     def _learns_impressions(self) -> bool:
@@ -312,7 +325,7 @@ class Clients:
     def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
         shown = None
         if self._learns_impressions:
-            shown, others = Shown(*others[:3]), others[3:]
+            others, shown = others[:-3], Shown(*others[-3:])
         contexts, rated = self._taken
         ratings = others[-1] if rated else None
         features = dict(zip(self._features, others, strict=False))

@@ -62,7 +62,8 @@ class Simulator(Clients):
         dense = not formulas and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
         # A message that is read has an entry for each item, and drawing an entry takes several numbers of 8 bytes.
         wide = 32 * self.catalogue.n_items if reads else tables
-        most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
+        limits = [max(1, DENSE_BYTES // max(1, wide)) if dense else None, self._most_shown]
+        most = min((limit for limit in limits if limit is not None), default=None)
         together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
         mixed = self.fused and kernel.mixed(method)
         rounding = rng.private.fold("ring")
