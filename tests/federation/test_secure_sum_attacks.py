@@ -347,6 +347,41 @@ class TestDevice:
         assert [line["clients"] for line in one.records.rounds()] == [clients]
         assert one.own(0, 0) == ([] if clients < 7 else ["train/1"])
 
+    @pytest.mark.parametrize(
+        ("lost", "sentence", "charged"),
+        [
+            ("keys", "The list names 3 parties: this device takes part among 4 or more.", []),
+            ("masked", "3 parties survive: 3 of 4 must, and 4 at least.", ["train/1"]),
+        ],
+    )
+    def test_a_device_takes_part_among_as_many_as_it_wants_to_the_end(
+        self, town: Callable[..., Any], people: Callable[..., Any], lost: str, sentence: str, charged: list[str]
+    ) -> None:
+        """Four are asked, and one is lost on the way."""
+        one = town(people(), HOMES, ONE, quorum=0.5)
+        one.homes[0].configure(fewest=4)
+        one.mail.twisted["mark3"] = lambda kind, letter, answer: None if exchange_of(letter) == lost else answer
+        with pytest.raises(Abandoned):  # two devices are too few
+            round_of(one)
+        assert [line["said"] for line in one.said("refused") if "said" in line] == [sentence]
+        assert one.own(0, 0) == charged
+
+    def test_a_roster_that_comes_in_between_counts_before_a_vector_leaves(
+        self, town: Callable[..., Any], people: Callable[..., Any]
+    ) -> None:
+        """People would be charged as if the roster had vouched for everyone in the list."""
+        one = town(people(), HOMES, ONE, quorum=0.5)
+
+        def given(header: dict[str, Any], parts: dict[str, bytes]) -> Letter:
+            knows(one, 0)
+            one.homes[0].roster.accept(roster(one, [0, 1, 2]).signed(SIGNER))
+            return header, parts
+
+        lies = lie_to(one, "mark0", given, "masked")
+        one.fit()
+        refused(one, lies, "Party 6 of the list is a device that the roster does not have.")
+        assert one.own(0, 0) == []
+
     def test_a_letter_of_another_kind_has_no_secure_sum(
         self, town: Callable[..., Any], people: Callable[..., Any]
     ) -> None:
@@ -390,6 +425,22 @@ class TestDevice:
             reply, sent = wire.decode_letter(device.answer(wire.encode_letter(asked, parts)))
             assert (wire.SUM in sent) is answers
             assert reply["declined"] == ([] if answers else [0, 1])
+
+
+def kill_at(one: Any, exchange: str, attempt: str = "train/1") -> None:
+    """Train, and kill the server before it asks in this exchange, or once the sum is open."""
+    put = one.records.put_sum
+
+    def dying(name: str, people: Any, state: bytes | None, result: bytes | None) -> None:
+        put(name, people, state, result)
+        ask = Collector.of_state(state).ask() if state else None
+        if name == attempt and (state or result) and (ask.exchange if ask else "opened") == exchange:
+            raise Killed
+
+    one.records.put_sum = dying
+    with pytest.raises(Killed):
+        one.fit()
+    one.records.put_sum = put
 
 
 class TestServer:
@@ -471,25 +522,24 @@ class TestServer:
         assert one.told() == ["train/1"]
 
     @pytest.mark.parametrize("exchange", ["survivors", "opened"])
+    def test_a_server_that_would_ask_something_else_after_a_kill_charges_that(
+        self, town: Callable[..., Any], people: Callable[..., Any], exchange: str
+    ) -> None:
+        one = town(people(), HOMES, ONE)
+        kill_at(one, exchange)
+        one.plan = replace(one.plan, largest=5e8)  # which letters say
+        one.fit()
+        assert one.told() == ["train/1", "train/1#2"]
+        assert one.own(0, 0) == ["train/1", "train/1"]
+
+    @pytest.mark.parametrize("exchange", ["survivors", "opened"])
     def test_measuring_goes_on_though_others_are_there(
         self, town: Callable[..., Any], people: Callable[..., Any], exchange: str
     ) -> None:
         """The numbers of a sum depend on how many devices it was begun among: four need two bytes here, three three."""
         stages = ["clip:norm=1", "skellam:z=0.0525", "secure-sum"]
         one = town(people(), HOMES, replace(ONE, stages=stages, evaluate_every=1, cutoffs=[3]), quorum=0.5)
-        put, died = one.records.put_sum, list[str]()
-
-        def dying(attempt: str, people: Any, state: bytes | None, result: bytes | None) -> None:
-            put(attempt, people, state, result)
-            ask = Collector.of_state(state).ask() if state else None
-            if attempt.endswith("telemetry") and not died and (ask.exchange if ask else "opened") == exchange:
-                died.append(exchange)
-                raise Killed
-
-        one.records.put_sum = dying
-        with pytest.raises(Killed):
-            one.fit()
-        one.records.put_sum = put
+        kill_at(one, exchange, "train/1/telemetry")
         one.mail.offline.add("mark3")
         one.fit()
         assert one.own(0, 0) == ["train/1", "train/1/telemetry"]
@@ -507,6 +557,22 @@ class TestServer:
         runtime.evaluate(fitted.method, other)
         kinds = [exchange_of(body) for _, _, body in one.mail.letters[asked:]]
         assert kinds == [name for name in EXCHANGES for _ in HOMES]
+
+
+@pytest.mark.parametrize("lost", ["nobody", "masked"])
+def test_a_sum_of_nothing_has_the_noise_that_is_stated(
+    town: Callable[..., Any], people: Callable[..., Any], lost: str
+) -> None:
+    """Nobody has a history, so that the sum is noise: a share of each device whose vector came, however many people."""
+    one = town(people((0,) * 7, items=300), HOMES, replace(ONE, fields={"factors": 16}), quorum=0.5)
+    one.mail.twisted["mark3"] = lambda kind, letter, answer: None if exchange_of(letter) == lost else answer
+    total = round_of(one).total.sum
+    (noise,) = (value for value in total.values() if value.numel())
+    shares = 3 if lost == "masked" else 4
+    stated = one.recipe.build().uplink.among(4).deviation(noise.numel(), shares)
+    assert stated == pytest.approx(2 * 2 * math.sqrt(shares / 3), rel=0.01)  # z × twice the norm; 3 of 4 must answer
+    # Of 4,800 draws the deviation is off by 1 % or so; five times that has odds of one in a million.
+    assert float(noise.double().std()) == pytest.approx(stated, rel=5 / math.sqrt(2 * noise.numel()))
 
 
 def test_who_is_in_a_second_attempt_is_told_by_that_attempt(

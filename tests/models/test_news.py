@@ -309,6 +309,18 @@ def test_dropout_masks_keep_the_mean_and_depend_on_the_stream_alone() -> None:
     assert dropout_mask(Rng.of(1), 0.2, 3, 5).shape == (3, 5)
 
 
+@pytest.mark.parametrize("name", ["nrms", "naml", "plm"])
+def test_each_person_draws_masks_of_their_own_many_at_once_or_alone(name: str) -> None:
+    encoder, given = ENCODER[name], inputs(ENCODER[name])
+    streams = Rng.of(4).fold(torch.arange(3)).key
+    chosen = torch.arange(15).reshape(3, 5) % (N + 1)
+    many = vmap(lambda key, own: encoder.masks(Rng(key), 0.2, rows(given, own)))(streams, chosen)
+    for person in range(3):
+        alone = encoder.masks(Rng(streams[person]), 0.2, rows(given, chosen[person]))
+        assert all(torch.equal(many[key][person], mask) for key, mask in alone.items())
+    assert not any(torch.equal(mask[0], mask[1]) for mask in many.values())
+
+
 def test_dropout_scales_what_it_keeps() -> None:
     encoder, shared = ENCODER["plm"], start(ENCODER["plm"])
     given = inputs(encoder)

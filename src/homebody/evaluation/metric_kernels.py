@@ -21,7 +21,8 @@ def among(scores, owner, relevant, listed):
 
 def in_catalogue(scores, owner, relevant, seen):
     """Of all items but the relevant ones and those seen (the catalogue's size pads)."""
-    return _run(_in_catalogue, scores, owner, relevant, seen)
+    kernel = _few_in_catalogue if relevant.shape[1] <= FEW else _in_catalogue
+    return _run(kernel, scores, owner, relevant, seen)
 
 
 def _run(kernel, scores, owner, relevant, listed):
@@ -35,6 +36,18 @@ def _run(kernel, scores, owner, relevant, listed):
 def _among(lower, upper, scores, owner, relevant, listed, above, tied, others):
     for row in range(lower, upper):
         others[row] = _listed_row(scores[owner[row]], relevant[row], listed[row], above[row], tied[row])
+
+
+@parallel(over="owner")
+def _few_in_catalogue(lower, upper, scores, owner, relevant, seen, above, tied, others):
+    """As `_in_catalogue` where no question has many relevant items: a first run need not compile what those take."""
+    for row in range(lower, upper):
+        of, size = scores[owner[row]], len(relevant[row])
+        left_out = _listed(seen[row], scores.shape[1])
+        _one_by_one(of, relevant[row], seen[row, :left_out], above[row], tied[row])
+        for j in range(len(relevant[row])):
+            size -= relevant[row, j] < 0
+        others[row] = len(of) - left_out - size
 
 
 @parallel(over="owner")
@@ -83,12 +96,19 @@ def _not_above(ascending, score):
 
 
 @inner()
+def _listed(seen, n_items):
+    """How many items are listed before the padding."""
+    count = 0
+    while count < len(seen) and seen[count] < n_items:
+        count += 1
+    return count
+
+
+@inner()
 def _catalogue_row(scores, relevant, seen, above, tied):
-    count, left_out = ZERO, 0
+    count, left_out = ZERO, _listed(seen, len(scores))
     for item in relevant:
         count += item >= 0
-    while left_out < len(seen) and seen[left_out] < len(scores):
-        left_out += 1
     if count <= FEW:
         _one_by_one(scores, relevant, seen[:left_out], above, tied)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -157,8 +158,13 @@ def ndcg(places: Places, k: int) -> Tensor:
     [1.0, 0.5, 0.0]
     """
     gain = torch.where(places.rank < k, 1.0 / torch.log2(places.rank.double() + 2.0), 0.0).sum(1)
-    best = (1.0 / torch.log2(torch.arange(k, device=gain.device).double() + 2.0)).cumsum(0)
-    return gain / best[(places.relevant.clamp(max=k) - 1).long()]
+    return gain / _best(k, gain.device)[(places.relevant.clamp(max=k) - 1).long()]
+
+
+@lru_cache(maxsize=64)
+def _best(k: int, device: torch.device) -> Tensor:
+    """The gain of the first 1, 2, … k places together."""
+    return (1.0 / torch.log2(torch.arange(k, device=device).double() + 2.0)).cumsum(0)
 
 
 def precision(places: Places, k: int) -> Tensor:

@@ -280,7 +280,7 @@ class SumRoute:
         return math.inf
 
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
-        people, state, result = self._stored()
+        people, state, result = self._stored(task)
         if result is not None:
             return self._opened(people, result)
         theirs = by_device(self._devices, users)
@@ -314,8 +314,9 @@ class SumRoute:
         self._records.put_sum(self._attempt, people, None, result)
         return self._opened(people, result)
 
-    def _stored(self) -> StoredSum:
-        """How far this attempt is; one that asked something else is not gone on with."""
+    def _stored(self, task: Task) -> StoredSum:
+        """How far this attempt is. One that asked something else is not gone on with: measurements are charged whenever
+        they are asked for, and a round is tried under another name, which is charged too."""
         from homebody.federation.secure_sum.collector import Collector
 
         people, state, result = self._records.sum(self._attempt) or StoredSum({}, None, None)
@@ -323,6 +324,8 @@ class SumRoute:
             return StoredSum(people, state, None)
         if result is not None and Terms.decode(Unpacker(result, _STORED).blob()).asks == self._asks:
             return StoredSum(people, None, result)
+        if (state or result) and task.do == "train":
+            raise Abandoned("The attempt that was cut short asked something else.")
         return StoredSum({}, None, None)
 
     def _named(self) -> str:
