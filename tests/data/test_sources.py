@@ -484,3 +484,40 @@ def test_features_come_first_and_filters_act_on_them_too(tmp_path: Path) -> None
     assert found.user_features.table["job"].to_list() in (["cook", "vet"], ["cook", None], ["vet", None])
     assert "misses 1 of 3 users" in found.notes[0]
     assert found.notes[-1].startswith("The filters users=2, seed=1 kept 2 of 3 users")
+
+
+def test_what_only_a_package_carries_is_fetched_from_it_or_a_sentence_says_why_not(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"articles_community.csv": b"articles", "user-item-interactions.csv": b"clicks"}
+    known = DATASETS["ibm-articles"]
+    monkeypatch.setitem(
+        DATASETS,
+        "ibm-articles",
+        replace(known, sums={name: hashlib.sha256(content).hexdigest() for name, content in files.items()}),
+    )
+    monkeypatch.setattr("homebody.data.sources.download", lambda *_: pytest.fail("there is no official source"))
+
+    def offline(*_: object, **__: object) -> Path:
+        raise FetchFailed("pip says there is no network")
+
+    monkeypatch.setattr("homebody.data.sources.pip_download", offline)
+    with pytest.raises(HomebodyError) as caught:
+        get("ibm-articles")
+    assert str(caught.value) == (
+        "ibm-articles could not be fetched (package index: pip says there is no network); take articles_community.csv "
+        "and user-item-interactions.csv from the package recommender-ibmws==0.1.3, put them in FOLDER/ibm-articles, "
+        "and give --data-dir FOLDER."
+    )
+
+    def carried(requirement: str, digest: str, into: Path, *, from_source: bool = False) -> Path:
+        assert (requirement, from_source) == ("recommender-ibmws==0.1.3", False)
+        into.mkdir()
+        with zipfile.ZipFile(into / "package.whl", "w") as wheel:
+            for name, content in files.items():
+                wheel.writestr(f"recommender_ibmws/data/{name}", content)
+        return into / "package.whl"
+
+    monkeypatch.setattr("homebody.data.sources.pip_download", carried)
+    folder = get("ibm-articles")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == files
