@@ -22,9 +22,10 @@ from torch.autograd.profiler import profile
 from torch.func import vmap
 from torch.testing import assert_close
 
-from homebody.core import Catalogue, Column, Data, Method, Rows, Total, Tree, plain_work, written
+from homebody.core import Catalogue, Column, Data, Method, Rows, Shown, Total, Tree, plain_work, written
 from homebody.data.partitions import leave_one_out
-from homebody.data.population import Features
+from homebody.data.partitions import split as split_people
+from homebody.data.population import Features, Impressions
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
@@ -45,6 +46,7 @@ __all__ = [
     "client",
     "data_of",
     "described",
+    "impressed",
     "population",
     "stack",
 ]
@@ -85,7 +87,17 @@ def client(items: list[int], number: int = 0) -> Data:
         {name: torch.tensor(rows[number % len(rows)]) for name, rows in _PEOPLE.items()},
         {"weather": (owned + number) % 3},
         1.0 + (owned + number) % 5,
+        shown=_shown(len(items), number),
     )
+
+
+def _shown(length: int, number: int) -> Shown:
+    """One to three impressions of three or four different items each, of which the second was clicked."""
+    count, width = 1 + number % 3, 3 + number % 2
+    first = 5 * torch.arange(count)[:, None] + number
+    items = (first + 2 * torch.arange(width)) % N_ITEMS
+    clicked = (torch.arange(width) == 1).expand(count, width).clone()
+    return Shown(items, clicked, (length * (torch.arange(count) + 1)) // count)
 
 
 def stack(clients: list[Data], extra: int = 0) -> tuple[Tensor, ...]:
@@ -102,13 +114,25 @@ def stack(clients: list[Data], extra: int = 0) -> tuple[Tensor, ...]:
         *(torch.stack([data.features[name] for data in clients]) for name in CATALOGUE.people),
         *(pad([data.contexts[name] for data in clients], 0) for name in CATALOGUE.contexts),
         pad([data.ratings for data in clients if data.ratings is not None], 0.0),
+        *_stacked_shown([data.shown for data in clients if data.shown is not None], extra),
     )
 
 
+def _stacked_shown(every: list[Shown], extra: int) -> Shown:
+    count, width = (max(shown.items.shape[side] for shown in every) + extra for side in (0, 1))
+    items = torch.full((len(every), count, width), N_ITEMS)
+    clicked, before = torch.zeros_like(items, dtype=torch.bool), torch.zeros_like(items[:, :, 0])
+    for row, shown in enumerate(every):
+        there = row, slice(len(shown.items)), slice(shown.items.shape[1])
+        items[there], clicked[there], before[there[:2]] = shown
+    return Shown(items, clicked, before)
+
+
 def data_of(items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
+    others, shown = others[:-3], Shown(*others[-3:])
     features = dict(zip(CATALOGUE.people, others, strict=False))
     contexts = dict(zip(CATALOGUE.contexts, others[len(features) :], strict=False))
-    return Data(items, valid, excluded, CATALOGUE, features, contexts, others[-1])
+    return Data(items, valid, excluded, CATALOGUE, features, contexts, others[-1], shown=shown)
 
 
 SELECT = "valid/ndcg@10"
@@ -125,6 +149,37 @@ def population() -> Split:
     # For methods that predict ratings: some people are kinder than others, and some items better.
     owner = np.repeat(np.arange(people.n_users), people.lengths)
     return leave_one_out(replace(people, ratings=(1 + (owner + people.items) % 5).astype(np.float32)), seed=5)
+
+
+@cache
+def impressed() -> Split:
+    """The same people, nearly all with an impression: an item of theirs, drawn, among nine that they do not have.
+
+    These are drawn evenly, so that what is popular is more often the click: there is something to learn. The person has
+    the clicked item last, after the impression.
+
+    >>> split = impressed()
+    >>> len(split.shown["train"]), len(split.shown["valid"]), len(split.shown["test"])
+    (149, 90, 60)
+    """
+    people, draw = population().population, np.random.default_rng(5)
+    items, users, shown = people.items.copy(), list[int](), list[list[int]]()
+    for user in range(people.n_users):
+        own = items[people.indptr[user] : people.indptr[user + 1]]
+        own[:] = draw.permutation(own)
+        others = np.setdiff1d(np.arange(people.n_items), own)
+        if len(others) >= 9:
+            users.append(user)
+            shown.append([own[-1], *draw.choice(others, 9, replace=False)])
+    impressions = Impressions(
+        np.array(users),
+        np.arange(len(users) + 1) * 10,
+        np.concatenate(shown).astype(np.int32),
+        np.tile(np.arange(10) == 0, len(users)),
+        before=people.lengths[users] - 1,
+    )
+    shuffled = replace(people, items=items, ratings=None, impressions=impressions)
+    return split_people(shuffled, "impressions-people:test=0.2,valid=0.3", seed=5)
 
 
 @cache
@@ -161,12 +216,16 @@ def described() -> Split:
 def chance(split: Split, k: int = 10) -> tuple[float, float]:
     """The validation NDCG@k, over the sampled items, of random scores; and its standard error.
 
+    Of impressions, over what was shown; each has one click.
+
     >>> mean, error = chance(population())
     >>> 0.04 < mean < 0.06, error < 0.02
     (True, True)
     """
-    candidates = split.candidates(split.asked(), "valid")
-    places = (candidates >= 0).sum(axis=1) + 1
+    if split.shown is not None and split.population.impressions is not None:
+        places = np.diff(split.population.impressions.indptr)[split.shown["valid"]]
+    else:
+        places = (split.candidates(split.asked(), "valid") >= 0).sum(axis=1) + 1
     gain = 1.0 / np.log2(np.arange(k) + 2.0)
     reached = np.arange(k)[None, :] < places[:, None]
     mean = (gain * reached).sum(axis=1) / places
@@ -426,7 +485,7 @@ class MethodContract:
         """With few clients a round, some are new, some come back, some are absent."""
         split, losses = self.people(), list[float | None]()
         method = self.method()
-        some = split.n_users // 2
+        some = len(split.members(method.needs)) // 2
         fitted = fit(method, Simulator(split), rounds=4, cohort=some, on_round=lambda r: losses.append(r.loss))
         assert all(loss is None or math.isfinite(loss) for loss in losses)
         assert all(len(fitted.recommend(user=user, k=3)) == 3 for user in range(0, split.n_users, 29))

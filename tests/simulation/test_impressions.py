@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Catalogue, Cohort, Data, Method, Total, Tree, Update
+from homebody.core import Batch, Catalogue, Cohort, Data, Method, Rows, Total, Tree, Update
 from homebody.data.partitions import split
 from homebody.data.population import Impressions, Population
+from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.methods import find
 from homebody.privacy import Channel
@@ -20,6 +21,37 @@ from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
 from homebody.simulation.simulator import Simulator
+from homebody.testing import MethodContract, impressed
+
+
+@dataclass(frozen=True)
+class ClickRates(Method):
+    """Items by how often they were clicked where they were shown."""
+
+    uplink: Channel = Channel()
+    needs: ClassVar = ("impressions",)
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return {"item": torch.zeros(catalogue.n_items, 2)}
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        assert data.shown is not None
+        index = torch.where(data.shown.items < data.catalogue.n_items, data.shown.items, -1)
+        return {"index": index.flatten(), "clicked": data.shown.clicked.flatten()}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        counts = torch.stack([batch["clicked"].float(), torch.ones_like(batch["index"], dtype=torch.float32)], 1)
+        return {"item": Rows(batch["index"], counts, len(shared["item"]))}, local
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        return {"item": total.sum["item"]}, state
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        clicks, views = shared["item"][items].unbind(-1)
+        return clicks / views.clamp(min=1.0)
 
 
 @dataclass(frozen=True)
@@ -153,3 +185,15 @@ def test_a_split_without_impressions_to_learn_from_is_refused(
         execute(Recipe("fedmf", "synthetic"), tmp_path)  # type: ignore[arg-type]
     result = execute(Recipe("fedmf", "synthetic", split="impressions-people", rounds=1), tmp_path)  # type: ignore[arg-type]
     assert result["metrics"]["impressions/ndcg@5"] == 1.0
+
+
+class TestRates(MethodContract):
+    """A method that learns from impressions keeps the contract of every method."""
+
+    rounds = 1
+
+    def method(self) -> ClickRates:
+        return ClickRates()
+
+    def people(self) -> Split:
+        return impressed()
