@@ -531,6 +531,7 @@ class TestServer:
         one.fit()
         assert one.told() == ["train/1", "train/1#2"]
         assert one.own(0, 0) == ["train/1", "train/1"]
+        assert one.records.counters() == {"rounds_abandoned": 1}  # no device had to refuse
 
     @pytest.mark.parametrize("exchange", ["survivors", "opened"])
     def test_measuring_goes_on_though_others_are_there(
@@ -573,6 +574,22 @@ def test_a_sum_of_nothing_has_the_noise_that_is_stated(
     assert stated == pytest.approx(2 * 2 * math.sqrt(shares / 3), rel=0.01)  # z × twice the norm; 3 of 4 must answer
     # Of 4,800 draws the deviation is off by 1 % or so; five times that has odds of one in a million.
     assert float(noise.double().std()) == pytest.approx(stated, rel=5 / math.sqrt(2 * noise.numel()))
+
+
+def test_telemetry_is_charged_by_the_devices_that_add_it_up(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    """As training is: a client knows the noise of its own device, which is a larger share than one person's of all."""
+    one = town(people(), HOMES, replace(ONE, evaluate_every=1, cutoffs=[3]))
+    one.fit()
+    for ledger in (one.records.ledger(), one.homes[0].ledger(0)):
+        charged: dict[str, dict[str, str]] = {}
+        for entry in ledger.entries():
+            charged.setdefault(entry.release.partition("@")[0], {})[entry.observer] = str(entry.event)
+        train, telemetry = charged.values()
+        assert [name.rpartition("/")[2] for name in charged] == ["1", "telemetry"]
+        assert train == telemetry
+    assert one.records.ledger().epsilons(1e-6)["clients"] > one.records.ledger().epsilons(1e-6)["server"]
 
 
 def test_who_is_in_a_second_attempt_is_told_by_that_attempt(
