@@ -20,14 +20,16 @@ from homebody.federation.proxy.admin import make
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore
 from homebody.federation.server.aggregate import ProxyRoute
+from homebody.federation.server.answers import Answer
 from homebody.federation.server.epochs import EpochResult, Epochs, Over
-from homebody.federation.server.records import Records
+from homebody.federation.server.records import Records, RegisteredDevice
 from homebody.federation.task import Task
 from homebody.federation.wire import Expected
 from homebody.privacy import Channel, OneBit, Shuffle
 
 DAY = 86_400.0
 TASK = Task.read(HEADER)
+DEVICE = RegisteredDevice("ab12", b"", "kitchen", first=0, people=2, added="", removed=None)
 
 
 class Clocks:
@@ -66,14 +68,16 @@ def test_a_round_ends_in_its_time_whatever_the_wall_clock_says(clocks: Clocks, e
     """One of two people's reports never come."""
     told = {"w[4]": Expected((), 8, None)}  # type: ignore[arg-type]
     way = ProxyRoute(epochs, "run/train/1", "ab" * 16, Channel(OneBit(1.0, k=2), Shuffle(users=1)), told, seconds=90.0)
-    way.open(TASK)
+    talk = way.talk(TASK, [0, 1], 1)
+    next(talk)
     epoch = epochs.named("run/train/1")
     assert epoch is not None
     epochs.add(epoch.id, bytes(16), np.array([1, 2], dtype="<u4"), {})
     clocks.wall += jump
     began = clocks.steady
-    tree, _ = way.sum({0: {}, 1: {}}, 1, 2)
-    assert float(tree["w[4]"].sum()) == 2
+    with pytest.raises(StopIteration) as ended:
+        talk.send([(DEVICE, Answer(updates={0: {}, 1: {}}))])
+    assert float(ended.value.value.sum["w[4]"].sum()) == 2
     assert clocks.steady - began <= 91
 
 
@@ -94,10 +98,11 @@ def test_an_epoch_that_a_jump_has_ended_takes_nothing_and_the_next_one_does(cloc
 def test_too_few_reports_abandon_the_round_after_a_jump(clocks: Clocks, epochs: Epochs) -> None:
     told = {"w[4]": Expected((), 8, None)}  # type: ignore[arg-type]
     way = ProxyRoute(epochs, "run/train/1", "ab" * 16, Channel(OneBit(1.0, k=2), Shuffle(users=1)), told, seconds=90.0)
-    way.open(TASK)
+    talk = way.talk(TASK, [0], 1)
+    next(talk)
     clocks.wall -= DAY
     with pytest.raises(Abandoned, match="0 reports arrived"):
-        way.sum({0: {}}, 1, 1)
+        talk.send([(DEVICE, Answer(updates={0: {}}))])
 
 
 def test_letters_that_are_over_are_forgotten_after_a_clock_was_set_back(
