@@ -595,3 +595,14 @@ def test_minibatches_are_consecutive_and_complete(size: int, length: int) -> Non
     assert [value for part, _ in parts for value in part.tolist()] == list(range(length))
     assert all(len(part) == size for part, _ in parts[:-1])
     assert all(torch.equal(part * 2, double) for part, double in parts)
+
+
+def test_without_torchs_own_parts_the_answers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, valid = torch.arange(3), torch.ones(3, 5, dtype=torch.bool)
+
+    def shuffles() -> Tensor:
+        return torch.func.vmap(lambda key, real: ops.shuffled(Rng(key), real))(keys, valid)
+
+    quick = shuffles()
+    monkeypatch.setattr(ops, "functorch", None)
+    assert torch.equal(shuffles(), quick)

@@ -14,14 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.func import grad_and_value
 from torch.nn.functional import softplus
 
 from homebody import kernels
 from homebody.core import Data, Rows
 from homebody.rng import GOLDEN, Rng, mix
+
+functorch: Any = None
+try:
+    from torch._C import _functorch
+    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+except ImportError:  # parts of torch that are not public: without them `for_cohort` takes the public way
+    pass
+else:
+    functorch = _functorch
 
 __all__ = [
     "add_rows",
@@ -75,6 +82,8 @@ class for_cohort:  # noqa: N801
         self._operation = Operation
 
     def __call__(self, *arguments: Any) -> Any:
+        if functorch is None:
+            return self._operation.apply(*arguments)  # type: ignore[no-untyped-call]
         top: Any = functorch.peek_interpreter_stack()
         kind = None if top is None else top.key()
         # torch's own way, an autograd function, takes several times as long as what most of these do for a few clients.
