@@ -369,6 +369,12 @@ class TestLyingServer:
         assert self.refused(one, {**header, "sum": HelpedTask(unknown).to_json()}, parts)
         assert any("it knows no such epoch" in line["reason"] for line in one.said("failed"))
 
+    def test_other_parameters_than_other_devices_get(self, village: Callable[..., Any]) -> None:
+        """By a model of its own the server could tell this device's part of the sum."""
+        one = village(replace(PLAN, rounds=1))
+        header, parts, _ = self.letter(one)
+        assert "about another letter" in self.refused(one, {**header, "shared": "ab" * 16}, parts)
+
     def test_less_noise_or_another_ring_than_the_method_has(self, village: Callable[..., Any]) -> None:
         """Even if the helper says the same."""
         one = village(replace(NOISY, rounds=1))

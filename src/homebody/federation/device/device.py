@@ -167,7 +167,7 @@ class Device:
                 raise wire.Malformed(
                     "The letter asks for a secure sum with a helper, or without one, unlike the method."
                 )
-            if isinstance(task.sum, SumTask) and task.sum.terms.asks != asks(header):
+            if task.sum is not None and task.sum.terms.asks != asks(header):
                 # Other devices may be asked for other noise, or to work on parameters that tell this one's part apart.
                 raise wire.Malformed("The letter's secure sum is about another letter than this one.")
             if self.stuck:

@@ -124,8 +124,12 @@ class HelpedTerms:
     """The share of the parties whose messages must be in the set."""
     people: int = 0
     """The most people whose updates are in the sum, which the step of its numbers may depend on; 0: not stated."""
+    asks: str = ""
+    """A digest of what devices are asked to compute: the helper tells all of them the same; empty: not stated."""
 
     def __post_init__(self) -> None:
+        if len(self.asks.encode()) > _LONGEST_NAME:
+            raise HomebodyError(f"What a secure sum asks is a digest of at most {_LONGEST_NAME} bytes.")
         for name in (self.run, self.attempt):
             if not 0 < len(name.encode()) <= _LONGEST_NAME:
                 raise HomebodyError(f"Run and attempt of a secure sum have names of 1 to {_LONGEST_NAME} bytes.")
@@ -155,7 +159,7 @@ class HelpedTerms:
 
     def encode(self) -> bytes:
         numbers = _NUMBERS.pack(self.parties, self.entries, self.width, self.depth, self.least, self.people)
-        return b"".join([_TERMS, blob(self.run.encode()), blob(self.attempt.encode()), numbers])
+        return b"".join([_TERMS, *(blob(name.encode()) for name in (self.run, self.attempt, self.asks)), numbers])
 
     @classmethod
     def decode(cls, body: bytes) -> HelpedTerms:
@@ -163,12 +167,13 @@ class HelpedTerms:
         if cursor.take(4) != _TERMS:
             raise BadMessage("This is no description of a secure sum with a helper.")
         try:
-            names = cursor.blob().decode(), cursor.blob().decode()
+            run, attempt, asks = (cursor.blob().decode() for _ in range(3))
             numbers = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
         except UnicodeDecodeError as error:
             raise BadMessage("A name in the description of a secure sum is no text.") from error
         cursor.end()
-        return cls(*names, *numbers)
+        parties, entries, width, depth, least, people = numbers
+        return cls(run, attempt, parties, entries, width, depth, least, people, asks)
 
     @cached_property
     def digest(self) -> bytes:

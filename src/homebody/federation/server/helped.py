@@ -23,7 +23,7 @@ from homebody.privacy import Channel
 
 if TYPE_CHECKING:
     from homebody.federation.server.helper import HelperClient
-    from homebody.federation.server.records import Records, RegisteredDevice
+    from homebody.federation.server.records import Records, RegisteredDevice, StoredSum
 
 __all__ = ["HelpedRoute"]
 
@@ -36,7 +36,7 @@ class HelpedRoute:
     """Updates come back masked, one vector a device, and the helper opens their sum and adds the noise.
 
     devices: all that are registered. blame: refuses an answer of the device of this first number, and says why.
-    deadline: seconds for the helper, and for devices, each.
+    deadline: seconds for the helper, and for devices, each. asks: a digest of what letters ask, which the terms hold.
     """
 
     proxied = True
@@ -51,17 +51,18 @@ class HelpedRoute:
         blame: Callable[[int, str], None],
         helper: HelperClient,
         deadline: float,
+        asks: str,
     ) -> None:
         self._records, self._attempt, self._devices, self._blame = records, attempt, devices, blame
         self._channel, self._shapes = channel, {name: form.shape for name, form in wanted.items()}
         self._entries = sum(math.prod(shape) for shape in self._shapes.values())
-        self._helper, self._deadline = helper, deadline
+        self._helper, self._deadline, self._asks = helper, deadline, asks
 
     def left(self) -> float:
         return math.inf
 
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
-        stored = self._records.sum(self._attempt)
+        stored = self._stored(task)
         if stored is not None and stored.result is not None:
             return self._summed(stored.people, stored.result)
         if stored is not None and stored.state is not None and stored.state.startswith(_SET):
@@ -70,6 +71,23 @@ class HelpedRoute:
             begun = None if stored is None else stored.state
             total, people = yield from self._collect(task, users, needed, begun)
         return self._open(total, people, needed)
+
+    def _stored(self, task: Task) -> StoredSum | None:
+        """How far this attempt is, as in `SumRoute._stored`."""
+        stored = self._records.sum(self._attempt)
+        if stored is None or (stored.state is None and stored.result is None):
+            return stored
+        if stored.state is None:
+            terms = HelpedTerms.decode(Unpacker(stored.result or b"", "The stored sum").blob())
+        elif stored.state.startswith(_SET):
+            terms = HelpedSum.of_state(stored.state[1:]).epoch.terms
+        else:
+            terms = HelpedTerms.decode(stored.state[1 + EPOCH_BYTES :])
+        if terms.asks == self._asks:
+            return stored
+        if task.do == "train":
+            raise Abandoned("The attempt that was cut short asked something else.")
+        return None
 
     def _collect(
         self, task: Task, users: list[int], needed: int, begun: bytes | None
@@ -102,7 +120,7 @@ class HelpedRoute:
         assert self._channel.facts.sum is not None
         people, (least, _) = sum(map(len, theirs.values())), self._channel.facts.sum.shares
         width, depth = self._channel.ring(self._entries, people).width, noise_depth(self._channel)
-        return HelpedTerms(run, self._attempt, len(theirs), self._entries, width, depth, least, people)
+        return HelpedTerms(run, self._attempt, len(theirs), self._entries, width, depth, least, people, self._asks)
 
     def _open(self, total: HelpedSum, people: dict[int, int], needed: int) -> Summed:
         """The sum that the helper opens. What it refuses is left out, as long as enough are left."""

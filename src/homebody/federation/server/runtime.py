@@ -311,7 +311,7 @@ class Flower:
             if facts.helped:
                 assert self._helper is not None  # refused when the phase began
                 records, blame, deadline = self._records, self._letters.blame, self._plan.deadline
-                return HelpedRoute(records, attempt, channel, wanted, devices, blame, self._helper, deadline)
+                return HelpedRoute(records, attempt, channel, wanted, devices, blame, self._helper, deadline, about)
             roster = self._records.roster() or b""
             return SumRoute(self._records, attempt, about, channel, wanted, devices, self._letters.blame, roster)
         return LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
