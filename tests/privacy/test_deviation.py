@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.federation.test_task import HEADER
 
-from homebody.core import Total
+from homebody.core import Total, Tree
 from homebody.federation.server.aggregate import LetterRoute
+from homebody.federation.server.answers import Answer
+from homebody.federation.server.records import RegisteredDevice
+from homebody.federation.task import Task
 from homebody.federation.wire import shapes
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
 from homebody.rng import Rng
 
 ENTRIES, CLIENTS, TIMES = 20, 5, 400
+TASK = Task.read(HEADER)
+DEVICE = RegisteredDevice("ab12", b"", "kitchen", first=0, people=CLIENTS, added="", removed=None)
+
+
+def summed(route: LetterRoute, sent: list[Tree]) -> Tree:
+    """What the server adds up, if these people answer."""
+    talk = route.talk(TASK, list(range(len(sent))), len(sent))
+    next(talk)
+    with pytest.raises(StopIteration) as ended:
+        talk.send([(DEVICE, Answer(updates=dict(enumerate(sent))))])
+    total: Tree = ended.value.value.sum
+    return total
 
 
 @pytest.mark.slow
@@ -35,7 +51,7 @@ def test_the_standard_deviation_of_a_sum_is_what_the_channel_says(channel: Chann
         rng = Rng.of(3, number)
         sent = [channel.device(own, rng.fold("device", client)) for client in range(CLIENTS)]
         route = LetterRoute(shapes(sent[0]), (1e9, None), lambda tree: tree)
-        total, _ = route.sum(dict(enumerate(sent)), 1, len(sent))
+        total = summed(route, sent)
         found.append(channel.server(Total(total, CLIENTS), rng.fold("server")).sum["w"] - CLIENTS * own["w"])
     deviation = channel.deviation(ENTRIES, CLIENTS)
     noise = torch.stack(found)
