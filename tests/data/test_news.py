@@ -147,7 +147,7 @@ class TestMind:
     def test_the_real_sample(self, real_data: Path) -> None:
         folder = real_data / "mind-sample"
         if not folder.exists():
-            pytest.skip("no sample of MIND")
+            pytest.skip("no published data: HOMEBODY_DATA has no folder mind-sample")
         people = load(str(folder))
         assert people.impressions is not None
         assert (people.n_users, people.n_items, len(people.impressions.users)) == (4637, 22_592, 5000)
@@ -226,7 +226,7 @@ class TestEbnerd:
 
     def test_the_demo(self, real_data: Path) -> None:
         if not (real_data / "ebnerd-demo").exists():
-            pytest.skip("no EB-NeRD")
+            pytest.skip("no published data: HOMEBODY_DATA has no folder ebnerd-demo")
         people = load("ebnerd", data_dir=real_data)
         assert people.impressions is not None
         assert (people.n_users, len(people.impressions.users)) == (1935, 24_724 + 25_356)
@@ -241,7 +241,7 @@ class TestIbm:
     @pytest.fixture
     def folder(self, real_data: Path) -> Path:
         if not (real_data / "ibm-articles").exists():
-            pytest.skip("no IBM articles")
+            pytest.skip("no published data: HOMEBODY_DATA has no folder ibm-articles")
         return real_data / "ibm-articles"
 
     def test_impressions_are_drawn_by_popularity_and_the_seed_and_said(self, folder: Path) -> None:

@@ -208,9 +208,8 @@ class Device:
         self.home.sums.drop_others(task.sum)
         if isinstance(task.sum, HelpedTask):
             assert self._reporter is not None  # `answer` has checked it
-            self._reporter.confirm_sum(
-                task.sum.helper, until
-            )  # what the helper itself says, before anything is charged
+            # What the helper itself says counts, and nobody is charged before.
+            self._reporter.confirm_sum(task.sum.helper, until)
         if task.sum is not None:
             return self._answer_sum(task, assignment, people, parts.get(wire.QUESTION, b""))
         if task.epoch is not None:
