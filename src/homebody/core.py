@@ -330,6 +330,10 @@ class Total:
     """If devices report single entries: the mean of the reports on each entry, or of the whole table's for an entry
     without any. The number of reports on an entry is random. The sum assumes the expected number, and inherits that
     error."""
+    messages: Tree = field(default_factory=dict)
+    """If the server reads each message (`Stage.reads`) and needs them one by one: all of them, stacked."""
+    catalogue: Catalogue | None = None
+    """The items, as everyone knows them; `fit` fills it in."""
 
     @property
     def mean(self) -> Tree:
@@ -370,17 +374,20 @@ class About:
 class Scoring(NamedTuple):
     """What scores are, and what a device computes them from."""
 
-    predicts: Literal["ranking", "ratings"] = "ranking"
-    """How well items fit, which orders them, or the ratings that a person would give."""
+    predicts: Literal["ranking", "ratings", "clicks"] = "ranking"
+    """How well items fit, which orders them; the ratings that a person would give; or what they click among what they
+    are shown."""
     parameters: Literal["latest", "base", "adapted"] = "latest"
     """The latest shared parameters; those that the device last trained from; or the latest, after `adapt`."""
     numbers: int = 1
     """How many numbers `score` holds at once for an item, roughly: a simulation scores so many fewer together."""
+    adapts: bool = True
+    """Whether somebody whom training never met adapts before they rank; if not, `score` reads all that there is."""
 
     @property
     def select(self) -> str:
         """The metric that the round is chosen by, by default."""
-        return "valid/rmse" if self.predicts == "ratings" else "valid/ndcg@10"
+        return {"ratings": "valid/rmse", "clicks": "valid/impressions/auc"}.get(self.predicts, "valid/ndcg@10")
 
 
 class Recommender:

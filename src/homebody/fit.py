@@ -168,6 +168,7 @@ def _round(loop: _Loop, part: _Part, step: int) -> None:
             if attempt == ATTEMPTS:
                 raise Abandoned(f"{error} Given up after {attempt} attempts at round {number}.") from error
             continue
+        got = replace(got, total=replace(got.total, catalogue=loop.runtime.catalogue))
         if _step(part.method, progress, got, number, last=attempt == ATTEMPTS):
             break
     trained = watch.lap()

@@ -276,6 +276,7 @@ def param(
     *,
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
     search: Range | tuple[T, ...] | None = None,
     choices: tuple[T, ...] = (),
     check: Callable[[str, T], object] | None = None,
@@ -298,7 +299,7 @@ def param(
         ...
     homebody.errors.HomebodyError: factors must be at least 1, not 0.
     """
-    return setting(default, doc, low=low, high=high, choices=choices, search=search, check=check)
+    return setting(default, doc, low=low, high=high, above=above, choices=choices, search=search, check=check)
 
 
 def params(owner: Any) -> list[Field[Any]]:

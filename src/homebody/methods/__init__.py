@@ -27,6 +27,7 @@ __all__ = ["METHODS", "MethodFile", "build", "code_of", "find", "no_field", "own
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.pfedrec:Alone",
+    "dp-fedrec": "homebody.methods.dp_fedrec:DPFedRec",
     "dp-privrec": "homebody.methods.dp_privrec:DPPrivRec",
     "dplcf": "homebody.methods.dplcf:DPLCF",
     "dssm": "homebody.methods.dssm:DSSM",
@@ -36,6 +37,7 @@ METHODS: dict[str, str] = {
     "fedials": "homebody.methods.fedials:FedIALS",
     "fedmf": "homebody.methods.fedmf:FedMF",
     "fedncf": "homebody.methods.fedncf:FedNCF",
+    "fedrec": "homebody.methods.fedrec:FedRec",
     "fedrecon": "homebody.methods.fedrecon:FedRecon",
     "fl-mv-dssm": "homebody.methods.fl_mv_dssm:FLMVDSSM",
     "fmf-ldp": "homebody.methods.fmf_ldp:FMFLDP",
@@ -43,10 +45,12 @@ METHODS: dict[str, str] = {
     "ials": "homebody.methods.ials:IALS",
     "mf": "homebody.methods.mf:MF",
     "ncf": "homebody.methods.ncf:NCF",
+    "news-cen": "homebody.methods.news_cen:NewsCentral",
     "nn-self": "homebody.methods.nn_self:NNSelf",
     "pfedrec": "homebody.methods.pfedrec:PFedRec",
     "popularity": "homebody.methods.baselines:Popularity",
     "private-popularity": "homebody.methods.baselines:PrivatePopularity",
+    "privaterec": "homebody.methods.privaterec:PrivateRec",
     "privrec": "homebody.methods.privrec:PrivRec",
     "privrec-cen": "homebody.methods.privrec_cen:PrivRecCEN",
     "random": "homebody.methods.baselines:Chance",

@@ -55,6 +55,7 @@ from homebody.core import (
     param,
 )
 from homebody.errors import HomebodyError
+from homebody.models.adam import adam_start, adam_step
 from homebody.models.networks import read_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, input_width, inputs, item_rows, row_count
 from homebody.models.views import item_columns, view_columns
@@ -65,8 +66,6 @@ from homebody.settings import Range
 __all__ = ["FLMVDSSM", "views_of"]
 
 PARTS = ("first", "layers")
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-"""Adam's defaults, which the paper leaves as they are."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,7 @@ class FLMVDSSM(Method):
         return list(self.tower.start(width, rng.fold(name)).items())
 
     def init_server(self, shared: Tree) -> Tree:
-        moments = {
-            f"{kind}/{name}": torch.zeros_like(shared[name]) for kind in ("m", "v") for name in self._sent(shared)
-        }
-        return {**moments, "step": torch.zeros((), device=shared["item/first"].device)}
+        return adam_start({name: shared[name] for name in self._sent(shared)})
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         """Towers that stay home begin as the server's."""
@@ -266,16 +262,7 @@ class FLMVDSSM(Method):
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """One step of Adam on the mean gradient."""
         gradient = _joined(total.mean, views_of(shared))
-        step = state["step"] + 1
-        after, kept = dict(shared), {"step": step}
-        for name in self._sent(shared):
-            m = BETA1 * state[f"m/{name}"] + (1 - BETA1) * gradient[name]
-            v = BETA2 * state[f"v/{name}"] + (1 - BETA2) * gradient[name] ** 2
-            after[name] = shared[name] - self.server_rate * (m / (1 - BETA1**step)) / (
-                (v / (1 - BETA2**step)).sqrt() + EPS
-            )
-            kept |= {f"m/{name}": m, f"v/{name}": v}
-        return after, kept
+        return adam_step(shared, state, {name: gradient[name] for name in self._sent(shared)}, self.server_rate)
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         """Algorithm 2: the probabilities of each view, over the whole catalogue, summed by the device."""

@@ -21,10 +21,11 @@ from homebody.privacy.events import (
     event_from_json,
 )
 from homebody.privacy.ledger import Entry, Ledger
+from homebody.privacy.impressions import ImpressionReport
 from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 from homebody.privacy.ring import Ring
 from homebody.privacy.secure_sum import SecureSum, Skellam
-from homebody.privacy.stages import Clip, Facts, Gaussian, Laplace, Stage
+from homebody.privacy.stages import Clip, Facts, Gaussian, Laplace, Stage, VectorLaplace
 from homebody.privacy.views import ViewNoise, Views
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "HelpedRelease",
     "Laplace",
     "LaplaceRelease",
+    "ImpressionReport",
     "Ledger",
     "NonPrivate",
     "Observer",
@@ -58,6 +60,7 @@ __all__ = [
     "SkellamRelease",
     "Stage",
     "Unit",
+    "VectorLaplace",
     "ViewNoise",
     "Views",
     "event_from_json",

@@ -8,9 +8,10 @@ from typing import Any, get_type_hints
 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy.channel import Channel
+from homebody.privacy.impressions import ImpressionReport
 from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 from homebody.privacy.secure_sum import SecureSum, Skellam
-from homebody.privacy.stages import Clip, Gaussian, Laplace, Stage
+from homebody.privacy.stages import Clip, Gaussian, Laplace, Stage, VectorLaplace
 from homebody.privacy.views import ViewNoise, Views
 
 __all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_texts", "with_noise"]
@@ -20,12 +21,14 @@ ASK_ROWS = "ask-rows"
 STAGES: dict[str, type[Any]] = {
     "clip": Clip,
     "gaussian": Gaussian,
+    "impression-report": ImpressionReport,
     "laplace": Laplace,
     "one-bit": OneBit,
     "randomised-response": RandomisedResponse,
     "secure-sum": SecureSum,
     "shuffle": Shuffle,
     "skellam": Skellam,
+    "vector-laplace": VectorLaplace,
     "view-noise": ViewNoise,
     "views": Views,
 }

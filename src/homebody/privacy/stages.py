@@ -10,6 +10,8 @@ one person in `homebody.privacy.views`, the secure sum and the noise that device
 | `Gaussian` | rounds to a grid | adds noise to the sum | the server ∞; others by `GaussianRelease` |
 | the same with a helper | rounds to a grid | the helper adds noise | also the server, by `HelpedRelease` |
 | `Laplace` | rounds to a grid, adds noise | or adds it here | by `LaplaceRelease`; on the device to the server too |
+| `VectorLaplace` | the same after an ℓ2 clip | | everyone, by `LaplaceRelease` |
+| `ImpressionReport` | sends a noised interest and a pseudo-click | reads each | everyone, by `PureRelease` |
 | `OneBit` | sends k bits of k random entries | estimates the sum from them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
 | `RandomisedResponse` | sends a bit for every entry | sums them and their products | everyone, as its method says |
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from homebody.privacy.secure_sum import SecureSum, Skellam
     from homebody.privacy.views import ViewNoise, Views
 
-__all__ = ["Clip", "Facts", "Gaussian", "Laplace", "Stage"]
+__all__ = ["Clip", "Facts", "Gaussian", "Laplace", "Stage", "VectorLaplace"]
 
 _SHRUNK = 1 - 2**-20
 """Rounding to 32 bits must not carry a clipped update over its bound."""
@@ -487,6 +489,67 @@ class Laplace(Stage):
             return (scale * stream.laplace_sum(devices, *shape)).round().to(torch.int64)
 
         return _noised(tree, self.grid, rng, draw)
+
+
+@dataclass(frozen=True)
+class VectorLaplace(Stage):
+    """Discrete Laplace noise on the device after an ℓ2 clip, its scale set by ε and by the number of entries n.
+
+    An update of ℓ2 norm θ has an ℓ1 norm of up to θ√n, so two of them are up to 2θ√n apart: `certified` noise has the
+    scale 2θ√n / ε. `published` noise has 2θ / ε, as DP-FedRec prints it (Liu et al., 2022); n is not part of a charge,
+    so what it costs, ε√n, is charged as not private.
+    """
+
+    epsilon: float
+    guarantee: Literal["certified", "published"] = "certified"
+    norm: float | None = field(default=None, kw_only=True, repr=False)
+    """θ; a channel takes it from its clip."""
+
+    dense = True
+    noise_adds_up = True
+
+    def __post_init__(self) -> None:
+        check_number("ε of Laplace noise", self.epsilon)
+        _known("guarantee", self.guarantee, ("certified", "published"))
+
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        norm = facts.bound(2, "Laplace noise")
+        return replace(self, norm=norm), replace(facts, hidden="Laplace noise", noise="laplace")
+
+    def scale(self, entries: int) -> float:
+        """The scale of the noise in each of so many entries."""
+        root = math.sqrt(entries) if self.guarantee == "certified" else 1.0
+        return 2 * _placed(self.norm, "Laplace noise") * root / self.epsilon
+
+    def _laplace(self, tree: Tree) -> Laplace:
+        """Plain Laplace noise for an update of this size."""
+        entries = sum(dense(value).numel() for value in tree.values())
+        norm = _placed(self.norm, "Laplace noise")
+        bound, scale = norm * math.sqrt(entries), self.scale(entries)
+        return Laplace(scale, sensitivity=2 * bound, grid=Grid.fitted(scale, bound, coarsest=COARSEST))
+
+    def work(self, given: Work) -> Work:
+        return noised(given)
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        return self._laplace(update).device(update, rng)
+
+    def before_noise(self, update: Update, rng: Rng) -> Update:
+        return self._laplace(update).before_noise(update, rng)
+
+    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
+        return self._laplace(sums).noise_of_many(sums, devices, rng)
+
+    def deviation(self, entries: int, clients: int) -> float:
+        return math.sqrt(2 * clients) * self.scale(entries)
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        if self.guarantee == "published":
+            reason = "Laplace noise of scale 2θ/ε stands against an ℓ1 sensitivity of 2θ√n, for n parameters"
+            return _everyone(NonPrivate(reason))
+        event = LaplaceRelease(1 / self.epsilon, "replace-one", sampling(cohort))
+        known = replace(event, sampling=Sampling())
+        return [Charge(who, "user", known if who == "server" else event) for who in OBSERVERS]
 
 
 def noised(given: Work) -> Work:

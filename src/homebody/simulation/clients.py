@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from homebody.core import (
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import CUTOFFS, Block, ImpressionRows, Question, questions, sliced, sound, summarise
-from homebody.methods.kernels import adapt_many, train_many
+from homebody.methods.kernels import adapt_many, indexed, kernel_of, train_many
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.simulation.newcomers import NewcomerSplit, moment, newcomer_split
@@ -147,13 +147,17 @@ class Clients:
     ) -> tuple[Update, Tree, dict[str, Tensor]]:
         """A round of some clients: the update that each sends, the state that it keeps, and the rows it requests.
 
-        summed: nobody sees more than the sum of the updates, so the devices' noise is added to that sum at once.
+        summed: nobody sees more than the sum of the updates, so the devices' noise is added to that sum at once, and
+        the updates may be summed already: see `_added`.
         """
         streams = self._streams(rng, users)
         data = self._data(users, width, avoided=method.about.draws_negatives)
         batches = self._batches(method, streams, data)
         with _threads_for(data[0].numel()):
             locals_ = self._locals(method, shared, users)
+            if summed and (added := self._added(method)):
+                total, state = added(method, shared, locals_, batches)
+                return {name: value[None] for name, value in total.items()}, state, {}
             update, state = train_many(method, shared, locals_, batches, fused=self.fused)
         if update and not method.about.sends:
             raise HomebodyError(
@@ -162,6 +166,12 @@ class Clients:
         channel = method.uplink
         update = self._leave(channel, update, streams, summed=summed) if channel.stages else written(update)
         return update, state, vmap(method.asks)(batches) if channel.asks_rows else {}
+
+    def _added(self, method: Method) -> Callable[[Any, Tree, Tree, Batch], tuple[Update, Tree]] | None:
+        """The kernel that gives the sum of updates, if there is one and they leave the devices as they are."""
+        channel = method.uplink
+        plain = self.fused and not channel.stages and not channel.asks_rows
+        return kernel_of(method, self.device).total if plain else None
 
     def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
         """The updates of these clients after the device half of the channel."""
@@ -180,6 +190,7 @@ class Clients:
         return vmap(prepare)(streams.key, *data)
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
+        shared = indexed(method, shared, self.catalogue, fused=self.fused)
         return summarise(sound(self._blocks(method, shared)), self._cutoffs, self._slices)
 
     def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
@@ -238,6 +249,7 @@ class Clients:
         if not 0 <= user < self.split.n_users:
             raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
         users = np.array([user])
+        shared = indexed(method, shared, self.catalogue, fused=self.fused)
         everything = torch.arange(self.catalogue.n_items, device=self.device)
         return self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
 
@@ -410,7 +422,7 @@ class Clients:
         newcomer, guest, returning = -2, -3, -4
         held = self._store.holds(users)
         steps = np.where(held, self._base_step[users], newcomer)
-        adapts = ~self.split.learn[users] | (method.scoring.parameters == "adapted")
+        adapts = (~self.split.learn[users] & method.scoring.adapts) | (method.scoring.parameters == "adapted")
         adapts &= data[1].any(dim=1).cpu().numpy()
         steps[adapts] = np.where(held[adapts], returning, guest)
         for step in np.unique(steps):

@@ -59,7 +59,12 @@ class Simulator(Clients):
         formulas = self.fused and kernel.formulas and method.uplink.samples
         reads = method.uplink.reads
         summed = self.fused and not reads
-        dense = not formulas and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
+        added = summed and self._added(method) is not None
+        dense = (
+            not formulas
+            and not added
+            and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
+        )
         # A message that is read has an entry for each item, and drawing an entry takes several numbers of 8 bytes.
         wide = 32 * self.catalogue.n_items if reads else tables
         limits = [max(1, DENSE_BYTES // max(1, wide)) if dense else None, self._most_shown]
@@ -75,7 +80,8 @@ class Simulator(Clients):
                 losses.append(state["loss"].sum())
             if vectors is not None:
                 vectors += _vectors(uplink, update, cohort.size, rounding)
-            bytes_up += _add(update, {} if reads or vectors is not None else sums, whole=method.uplink.fills)
+            sent = _add(update, {} if reads or vectors is not None else sums, whole=method.uplink.fills)
+            bytes_up += sent * (len(users) if added else 1)
             if reads:
                 method.uplink.read(update, sums)
             rows, spared = _requested(request, shared)

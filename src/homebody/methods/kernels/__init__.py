@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.core import Batch, Method, Tree, Update
+from homebody.core import Batch, Catalogue, Method, Tree, Update
 
-__all__ = ["Kernel", "adapt_many", "arrays", "kernel_of", "register", "train_many"]
+__all__ = ["Kernel", "adapt_many", "arrays", "indexed", "kernel_of", "register", "train_many"]
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,26 @@ class Kernel:
     """As `client` under vmap. Where an update is too large to write out for many, it may be a formula (`Computed`)."""
     adapt: Callable[[Any, Tree, Tree, Batch], Tree] | None = None
     """As `adapt` under vmap. None: `train` without its update, if the method adapts by a plain round."""
+    total: Callable[[Any, Tree, Tree, Batch], tuple[Update, Tree]] | None = None
+    """As `train`, with the updates summed over these clients: for a channel that leaves every update as it is."""
+    index: Callable[[Any, Tree, Catalogue], Tree] | None = None
+    """What every client computes from the shared parameters and the catalogue to rank: once for all of them. `score`
+    finds it among the shared parameters."""
     formulas: bool = False
     """Whether `train` gives its updates as formulas, which take no memory until they are read."""
     anywhere: bool = False
-    """Whether `train` runs on every device, not on the CPU alone."""
+    """Whether it runs on every device, not on the CPU alone; `adapt` never does."""
     mixed: Callable[[Any], bool] = lambda _: False
     """Whether a client's work takes the same time whatever its history's length: padding is cheaper than groups."""
 
 
 _PLAIN = Kernel()
 _SHIPPED = {
+    "homebody.methods.dp_fedrec.DPFedRec": "news:NEWS",
     "homebody.methods.dp_privrec.DPPrivRec": "privrec:DP_PRIVREC",
     "homebody.methods.fedmf.FedMF": "factors:FEDMF",
     "homebody.methods.fedncf.FedNCF": "network:FEDNCF",
+    "homebody.methods.fedrec.FedRec": "news:NEWS",
     "homebody.methods.fedrecon.FedRecon": "factors:FEDRECON",
     "homebody.methods.fl_mv_dssm.FLMVDSSM": "towers:FL_MV_DSSM",
     "homebody.methods.fmf_ldp.FMFLDP": "reports:FMF_LDP",
@@ -52,6 +59,7 @@ _SHIPPED = {
     "homebody.methods.nn_self.NNSelf": "privrec:NN_SELF",
     "homebody.methods.pfedrec.PFedRec": "network:PFEDREC",
     "homebody.methods.baselines.PrivatePopularity": "reports:PRIVATE_POPULARITY",
+    "homebody.methods.privaterec.PrivateRec": "news:NEWS",
     "homebody.methods.privrec.PrivRec": "privrec:PRIVREC",
 }
 """By a class's full name: the module here, and the kernel in it."""
@@ -82,7 +90,9 @@ def kernel_of(method: Method, device: torch.device | str = "cpu") -> Kernel:
         registered = getattr(import_module(f"{__name__}.{module}"), name)
     if torch.device(device).type == "cpu":
         return registered
-    return Kernel(registered.train) if registered.anywhere else _PLAIN
+    if not registered.anywhere:
+        return _PLAIN
+    return Kernel(registered.train, total=registered.total, index=registered.index, mixed=registered.mixed)
 
 
 def train_many(
@@ -103,6 +113,12 @@ def adapt_many(method: Method, shared: Tree, locals_: Tree, batches: Batch, *, f
     if kernel.train is not None and type(method).adapt is Method.adapt:
         return kernel.train(method, shared, locals_, batches)[1]
     return vmap(method.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
+
+
+def indexed(method: Method, shared: Tree, catalogue: Catalogue, *, fused: bool = True) -> Tree:
+    """The shared parameters with the method's index, if its kernel makes one."""
+    kernel = kernel_of(method, _device(shared)) if fused else _PLAIN
+    return shared if kernel.index is None else {**shared, **kernel.index(method, shared, catalogue)}
 
 
 def _device(shared: Tree) -> torch.device | str:

@@ -1,0 +1,130 @@
+"""The centralised news recommender that PrivateRec (Liu et al., 2022) and FedRec (Qi et al., 2020) are compared with.
+
+The encoders and the loss are those of `homebody.methods.fedrec`; impressions and histories of everyone are in one place,
+and Adam goes through them in batches of 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from homebody.core import About, Batch, Data, Shown, Tree, Users, param
+from homebody.errors import HomebodyError
+from homebody.methods.fedrec import FedRec
+from homebody.methods.kernels import news as kernel
+from homebody.models.adam import adam_start, adam_step
+from homebody.models.news import ENCODERS
+from homebody.reference import Histories, LearntImpressions, Reference, Score
+from homebody.rng import Rng
+from homebody.settings import Range, common_params
+
+__all__ = ["NewsCentral"]
+
+PEOPLE_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class NewsCentral(Reference):
+    """FedRec's encoders, trained on everyone's impressions in one place."""
+
+    encoder: str = param("plm", "how news become vectors", choices=tuple(ENCODERS))
+    d: int = param(400, "numbers of a news vector and of a user vector", low=1)
+    heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
+    words: str = param(
+        "glove", "word vectors that nrms and naml start from: glove, random, or a file in GloVe's format"
+    )
+    latest: int = param(50, "clicks before an impression that a user vector is made of", low=1)
+    negatives: int = param(4, "items of an impression that were not clicked, for each click", low=1)
+    dropout: float = param(0.2, "share of word vectors and attention outputs that training leaves out", low=0, high=0.9)
+    learning_rate: float = param(0.001, "learning rate of Adam", low=0, search=Range(1e-4, 0.03, log=True))
+    batch_size: int = param(64, "impressions in a step", low=1)
+
+    needs: ClassVar[tuple[str, ...]] = ("impressions",)
+    uses: ClassVar[tuple[str, ...]] = ("item features",)
+    about: ClassVar[About] = About(
+        title="FedRec's encoders on everyone's impressions, in one place",
+        paper="Liu et al., PrivateRec: Differentially Private Training and Serving for Federated News Recommendation, "
+        "2022",
+        rounds=30,
+    )
+
+    @property
+    def task(self) -> FedRec:
+        """The method whose encoders and loss these are."""
+        return FedRec(**common_params(self, FedRec))
+
+    def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
+        if histories.shown is None:
+            raise HomebodyError("There are no impressions to learn from.")
+        task, rng = self.task, Rng.of(seed, "news-cen")
+        shared = task.init_shared(histories.catalogue, rng.fold("shared"))
+        state = adam_start(shared)
+        for number in count():
+            stream = rng.fold("pass", number)
+            order = stream.bits(len(histories.shown.users)).argsort().numpy()
+            for start in range(0, len(order), self.batch_size):
+                some = order[start : start + self.batch_size]
+                data = _padded(histories, histories.shown, some, task.latest)
+                batches = _batches(task, histories, data, stream.fold(torch.from_numpy(some)))
+                gradient, _ = kernel.total(task, shared, {}, batches)
+                mean = {name: value / len(some) for name, value in gradient.items()}
+                shared, state = adam_step(shared, state, mean, self.learning_rate, (0.9, 0.99))
+            yield _scorer(task, {**shared, **kernel.index(task, shared, histories.catalogue)}, histories)
+
+
+def _padded(
+    histories: Histories, shown: LearntImpressions, some: np.ndarray, latest: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """These impressions with the last clicks before each: history, which of it is real, items, which were clicked."""
+    before = shown.before[some]
+    place = np.maximum(before - latest, 0)[:, None] + np.arange(min(latest, max(1, int(before.max(initial=0)))))
+    real = place < before[:, None]
+    start = histories.indptr[shown.users[some]][:, None]
+    history = np.where(real, histories.items[np.minimum(start + place, len(histories.items) - 1)], 0)
+    width = np.diff(shown.indptr)[some]
+    column = np.arange(int(width.max(initial=1)))
+    there = column < width[:, None]
+    entry = np.minimum(shown.indptr[some][:, None] + column, len(shown.items) - 1)
+    items = np.where(there, shown.items[entry], histories.catalogue.n_items)
+    clicked = there & shown.clicked[entry]
+    return tuple(torch.from_numpy(part) for part in (history.astype(np.int64), real, items.astype(np.int64), clicked))  # type: ignore[return-value]
+
+
+def _batches(task: FedRec, histories: Histories, data: tuple[Tensor, ...], streams: Rng) -> Batch:
+    def prepare(key: Tensor, items: Tensor, valid: Tensor, shown: Tensor, clicked: Tensor) -> Batch:
+        one = Shown(shown[None], clicked[None], valid.sum()[None])
+        return task.prepare(Data(items, valid, items[:0], histories.catalogue, shown=one), Rng(key))
+
+    return vmap(prepare)(streams.key, *data)
+
+
+def _scorer(task: FedRec, shared: Tree, histories: Histories) -> Score:
+    """How well items fit people, by all that is known of each."""
+    length = np.diff(histories.indptr)
+
+    def score(users: Users, items: Tensor) -> Tensor:
+        return torch.cat([some(users[at : at + PEOPLE_AT_ONCE], items) for at in range(0, len(users), PEOPLE_AT_ONCE)])
+
+    def some(users: Users, items: Tensor) -> Tensor:
+        first = np.maximum(length[users] - task.latest, 0)
+        place = first[:, None] + np.arange(max(1, int((length[users] - first).max(initial=0))))
+        real = place < length[users][:, None]
+        entry = np.minimum(histories.indptr[users][:, None] + place, len(histories.items) - 1)
+        history = np.where(real, histories.items[entry], histories.catalogue.n_items).astype(np.int64)
+
+        def person(own: Tensor, valid: Tensor) -> Tensor:
+            news = task.vectors(shared, histories.catalogue, own)
+            return task.asked(shared, news, valid, Rng.of(0))
+
+        people = vmap(person)(torch.from_numpy(history), torch.from_numpy(real))
+        return people @ task.vectors(shared, histories.catalogue, items).T
+
+    return score

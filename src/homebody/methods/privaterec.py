@@ -1,0 +1,322 @@
+"""PrivateRec: Differentially Private Training and Serving for Federated News Recommendation (Liu et al., 2022).
+
+| paper                                                | here                                                       |
+|------------------------------------------------------|------------------------------------------------------------|
+| b, B basic vectors                                   | `shared["basis"]`, `basis`                                 |
+| Algorithm 2, GetPrivAttn: padding p (line 4)         | `padding`; `batch["hidden"]`, drawn in `prepare`           |
+| α = softmax(u bᵀ / √d), clip θ (lines 7, 8)          | `interest`, `theta`                                        |
+| noise, ReLU or SoftPlus (lines 9, 10)                | `homebody.privacy.queries.Attention`; `noise`, `epsilon`   |
+| ũ = Σ α̃ᵢ bᵢ (Algorithm 3, line 17)                   | `weights @ shared["basis"]`                                |
+| label permutation, β (lines 19 to 21)                | `_permuted`                                                |
+| s = uᵀr′ (line 23), read as ũᵀr′                     | `FedRec.loss`                                              |
+| FedAdam                                              | `server`                                                   |
+| serving, ε_s (Algorithm 1)                           | `query`, `serving_epsilon`                                 |
+
+`guarantee="published"` is the paper. Its gradients pass through the history as it is, and the candidates give the click
+away: whatever the noise, nothing bounds what an upload tells (ε = ∞).
+
+`guarantee="certified"` stops the gradient at the weights. What is left to send is a function of the noised weights, a
+pseudo-click and the negatives. **So the device sends just these** (`homebody.privacy.ImpressionReport`), and the server
+computes the gradients itself, as often as it likes. A person is the mean of their news: an encoder's weights would get
+no gradient. `mechanism` is the paper's noise on the weights (`attention`), or randomised response on the one basis
+vector that fits best (`choice`).
+
+In a certified run everyone reports once a round, by default `reports` times in all. The server keeps all reports, and
+takes `steps` steps of Adam after each round. The basis starts as the centres of clusters of the catalogue's news, which
+are public.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from homebody.core import About, Batch, Catalogue, Data, Total, Tree, Update, param
+from homebody.errors import HomebodyError
+from homebody.methods.fedrec import FedRec, drawn_impression, last_items
+from homebody.models.adam import adam_start, adam_step
+from homebody.models.news import MeanUser, UserEncoder, encode_many, filled
+from homebody.privacy import Channel
+from homebody.privacy.impressions import ImpressionReport
+from homebody.privacy.queries import Attention, Choice, Query, before_padding, normalised
+from homebody.rng import Rng
+from homebody.settings import Range
+from homebody.text_vectors import news_inputs
+
+__all__ = ["PrivateRec"]
+
+PASSES = 20
+"""Passes in which the centres of clusters settle."""
+
+
+@dataclass(frozen=True)
+class PrivateRec(FedRec):
+    """A person is a few weights of basis vectors, which are noised before anything of them leaves the device."""
+
+    guarantee: str = param(
+        "certified", "reports that certify ε, or gradients as published", choices=("certified", "published")
+    )
+    mechanism: str = param(
+        "",
+        "how a certified interest is told: attention weights, or a choice; empty: choice",
+        choices=("", "attention", "choice"),
+    )
+    epsilon: float = param(5.0, "ε_t, of one participation", above=0, search=Range(1, 20, log=True))
+    basis: int = param(16, "B, the number of basis vectors", low=2)
+    theta: float = param(1.0, "θ, the ℓ2 norm that weights are clipped to", above=0, search=Range(0.3, 1))
+    noise: str = param(
+        "laplace", "noise on the weights; none: published alone, ε_t = ∞", choices=("laplace", "gaussian", "none")
+    )
+    delta: float = param(1e-3, "δ_t of Gaussian noise", above=0, high=0.5)
+    padding: float = param(0.0, "p, the chance that a news of the history is hidden", low=0, high=0.99)
+    sharpness: float = param(1.0, "by how much u bᵀ/√d is multiplied", above=0, search=Range(1, 32, log=True))
+    reports: int = param(3, "how often a person reports in a certified run, where --rounds says nothing", low=1)
+    steps: int = param(100, "steps of the server after a round of reports", low=1)
+    batch_size: int = param(128, "reports in such a step", low=1)
+    query: str = param(
+        "",
+        "what a request for recommendations sends; empty: nothing",
+        choices=("", "attention", "choice", "nobody"),
+    )
+    serving_theta: float = param(1.0, "ℓ2 norm that the weights of a request are clipped to", above=0)
+
+    about: ClassVar[About] = replace(
+        FedRec.about,
+        title="news recommendation from private reports: noised interests and pseudo-clicks",
+        paper="Liu et al., PrivateRec: Differentially Private Training and Serving for Federated News Recommendation, "
+        "2022",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.certified:
+            if self.mechanism == "choice":
+                raise HomebodyError(
+                    "The published PrivateRec tells attention weights: choice is for guarantee=certified."
+                )
+            return
+        if self.noise == "none":
+            raise HomebodyError("noise=none hides nothing: it is for guarantee=published.")
+        if any(not isinstance(stage, ImpressionReport) for stage in self.uplink.stages):
+            raise HomebodyError(
+                "A certified PrivateRec sends reports through a stage of its own: set epsilon, mechanism and the like "
+                "instead of --stage."
+            )
+        object.__setattr__(self, "uplink", Channel(self._stage))
+        # Everyone reports in each of a few rounds, and each round costs ε: not the hundreds of rounds of a gradient.
+        about = replace(type(self).about, rounds=self.reports, cohort=None, evaluate_every=1, dense=False)
+        object.__setattr__(self, "about", about)
+
+    @property
+    def certified(self) -> bool:
+        return self.guarantee == "certified"
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a person is one basis vector, not a mixture of them."""
+        return self.certified and self.mechanism != "attention"
+
+    @property
+    def _stage(self) -> ImpressionReport:
+        how = "choice" if self.chooses else "attention"
+        return ImpressionReport(
+            self.epsilon,
+            how,
+            self.basis,
+            self.theta,
+            self.noise,
+            self.delta,
+            self.padding,
+            self.negatives,  # type: ignore[arg-type]
+        )
+
+    @cached_property
+    def user(self) -> UserEncoder:
+        return MeanUser(d=self.d) if self.certified else super().user
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        shared = super().init_shared(catalogue, rng)
+        inputs = replace(self, words="random")._meta_inputs(catalogue) if rng.key.is_meta else None
+        news = self.news.encode(shared, inputs or news_inputs(self.news, catalogue, rng.key.device))[:-1]
+        return {**shared, "basis": centres(news.detach(), self.basis, rng.fold("basis"))}
+
+    def _meta_inputs(self, catalogue: Catalogue) -> Tree:
+        """Inputs without values, for shapes alone."""
+        return {name: value.to("meta") for name, value in news_inputs(self.news, catalogue).items()}
+
+    def init_server(self, shared: Tree) -> Tree:
+        state = adam_start(shared)
+        if self.certified:
+            none = {"news": (0, self.negatives + 1), self._stage.told: (0,) if self.chooses else (0, self.basis)}
+            kinds = {"weights": torch.float32}
+            for name, shape in none.items():
+                kind = kinds.get(name, torch.int32)
+                state[f"told/{name}"] = torch.zeros(shape, dtype=kind, device=shared["pad"].device)
+        return state
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        if not self.certified:
+            batch = super().prepare(data, rng)
+            batch["hidden"] = self._hidden(batch["real"], rng)
+            batch["noise"] = self._unit_noise(rng.private.fold("noise"))
+            return self._permuted(batch, data, rng)
+        items, clicked, before = drawn_impression(data.shown, rng.fold("impression"), data.items.device)
+        history, real = last_items(data, before, self.latest)
+        click = torch.where(clicked, rng.fold("click").uniform(len(items)), -1.0).argmax(0)
+        place = torch.arange(len(items), device=items.device)
+        return {
+            "shown": torch.where(items < data.catalogue.n_items, items, -1).float(),
+            "click": ((place == click) & clicked.any()).float(),
+            "real": real,
+            "hidden": self._hidden(real, rng),
+            "history": history,
+            **{f"history:{name}": value for name, value in self._rows(data.catalogue, history).items()},
+        }
+
+    def _hidden(self, real: Tensor, rng: Rng) -> Tensor:
+        """Which news of the history are replaced by r₀: each with probability p."""
+        return rng.private.fold("hidden").uniform(len(real)) < self.padding
+
+    def _unit_noise(self, rng: Rng) -> Tensor:
+        """The noise on the weights as published: for a distance of θ, which is not the largest there is."""
+        if self.noise == "none":
+            return torch.zeros(self.basis, device=rng.key.device)
+        scale = self._query(self.epsilon, self.delta, self.theta, self.noise, "published").scale
+        return scale * (rng.laplace(self.basis) if self.noise == "laplace" else rng.normal(self.basis))
+
+    def _query(self, epsilon: float, delta: float, theta: float, noise: str, guarantee: str) -> Attention:
+        """Weights at (ε, δ) for one click, each click being hidden with probability p before."""
+        inside, small = before_padding(epsilon, delta, self.padding)
+        return Attention(inside, small, theta, noise, guarantee, self.basis)  # type: ignore[arg-type]
+
+    def _permuted(self, batch: Batch, data: Data, rng: Rng) -> Batch:
+        """The click re-drawn among the k + 1 candidates with probability ∝ e^{βy}, β = max(0, log(k e^ε / (C − 1)))."""
+        there, k = batch["there"], self.negatives
+        if self.noise == "none" or data.shown is None:
+            return batch
+        shown = drawn_impression(data.shown, rng.fold("impression"), data.items.device)[0]
+        others = ((shown < data.catalogue.n_items).sum() - 1).clamp(min=1)
+        beta = (math.log(k) + self.epsilon - others.log()).clamp(min=0)
+        count = there.sum()
+        stays = beta.exp() / (beta.exp() + (count - 1).clamp(min=0))
+        stream = rng.private.fold("permute")
+        toss, other = stream.uniform(2).unbind()
+        step = 1 + (other * (count - 1).clamp(min=1)).floor().to(torch.int64)
+        first = torch.where((toss < stays.nan_to_num(1.0)) | (count < 2), 0, step)
+        place = torch.arange(k + 1, device=there.device)
+        order = torch.where(place == 0, first, torch.where(place == first, 0, place))
+        swapped = {name: value.index_select(0, order) for name, value in batch.items() if name.startswith("candidate:")}
+        return {**batch, **swapped}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        if not self.certified:
+            return super().client(shared, local, batch)
+        given = {name.removeprefix("history:"): value for name, value in batch.items() if name.startswith("history:")}
+        return self.reported(shared, self.news.encode(shared, given), batch), local
+
+    def reported(self, shared: Tree, history: Tensor, batch: Batch) -> Update:
+        """What a client hands to its channel, which randomises all of it."""
+        interest = self.interest(shared, history, batch["real"], batch["hidden"])
+        return {"interest": interest, "shown": batch["shown"], "click": batch["click"]}
+
+    def interest(self, shared: Tree, history: Tensor, real: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """How well each basis vector fits: u bᵀ / √d."""
+        person = self.user.encode(shared, *filled(history, real, shared["pad"], hidden))
+        return self.sharpness * self.d**-0.5 * (shared["basis"] @ person)
+
+    def reader(self, parameters: Tree, history: Tensor, batch: Batch) -> Tensor:
+        """GetPrivAttn as published, with gradients through all of it."""
+        interest = self.interest(parameters, history, batch["real"], batch["hidden"])
+        weights = clipped_softly(interest.softmax(-1), self.theta)
+        return normalised(weights + batch["noise"], "relu") @ parameters["basis"]
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        if not self.certified:
+            return super().server(shared, state, total)
+        if total.catalogue is None:
+            raise HomebodyError("The server needs the catalogue to train on reports.")
+        told = {name: torch.cat([state[f"told/{name}"], value]) for name, value in total.messages.items()}
+        inputs = news_inputs(self.news, total.catalogue, shared["pad"].device)
+        state = {**state, **{f"told/{name}": value for name, value in told.items()}}
+        count = len(told["news"])
+        for _ in range(self.steps):
+            rng = Rng.of(0, "server", int(state["step"]), device=shared["pad"].device)
+            some = rng.fold("reports").integers(count, min(self.batch_size, count))
+            gradient = self.gradient(shared, {name: value[some] for name, value in told.items()}, inputs, rng)
+            shared, state = adam_step(shared, state, gradient, self.learning_rate, (0.9, 0.99))
+        return shared, state
+
+    def gradient(self, shared: Tree, told: Tree, inputs: Tree, rng: Rng | None = None) -> Tree:
+        """The mean gradient of these reports: that which devices would compute from what they told.
+
+        rng: draws dropout masks; None: without dropout.
+        """
+        told_news = told["news"].to(torch.int64)
+        there = told_news >= 0
+        items = told_news[there]
+        rows = {name: value[items] for name, value in inputs.items()}
+        if rng is not None and self.dropout:
+            rows |= self.news.masks(rng.fold("masks"), self.dropout, rows)
+        vectors, back = encode_many(self.news, shared, rows)
+        weights = self._stage.query.server(told[self._stage.told])
+
+        def loss(vectors: Tensor, basis: Tensor) -> Tensor:
+            empty = vectors.new_zeros(there.numel(), vectors.shape[1])
+            news = empty.index_put((there.flatten().nonzero()[:, 0],), vectors).view(*there.shape, -1)
+            fit = (news @ (weights @ basis)[:, :, None]).squeeze(2)
+            fit = torch.where(there, fit, -torch.inf)
+            real = there[:, 0]
+            return torch.where(real, fit.logsumexp(1) - torch.where(real, fit[:, 0], 0.0), 0.0).mean()
+
+        slope, of_basis = grad(loss, argnums=(0, 1))(vectors, shared["basis"])
+        return {**back(slope), "basis": of_basis}
+
+    def asked(self, shared: Tree, news: Tensor, real: Tensor, rng: Rng) -> Tensor:
+        if self.query == "nobody":
+            return shared["basis"].mean(0)
+        interest = self.interest(shared, news, real, self._hidden(real, rng) if self.query and self.padding else None)
+        if self.query:
+            return self.serving.server(self.serving.device(interest, rng.fold("query"))) @ shared["basis"]
+        weights = Choice(1.0, basis=self.basis).server(interest.argmax(-1)) if self.chooses else interest.softmax(-1)
+        return weights @ shared["basis"]
+
+    @property
+    def serving(self) -> Query:
+        if self.query == "choice":
+            return Choice(before_padding(self.serving_epsilon, 0.0, self.padding)[0], basis=self.basis)
+        attention = self._query(
+            self.serving_epsilon, self.serving_delta, self.serving_theta, self.serving_noise, self.serving_guarantee
+        )
+        return replace(attention, activation="softplus")
+
+
+def clipped_softly(weights: Tensor, theta: float) -> Tensor:
+    """Weights within θ in ℓ2, differentiable."""
+    return weights * (theta / weights.norm(dim=-1, keepdim=True).clamp(min=theta))
+
+
+def centres(news: Tensor, count: int, rng: Rng) -> Tensor:
+    """(count, d) the centres of clusters of the news by their directions, as long as news are on average.
+
+    The first are drawn far from one another: each with a probability by its squared distance from those before.
+    """
+    unit = news / news.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    chosen = [unit[rng.integers(len(unit), 1)]]
+    for _ in range(count - 1):
+        far = (1 - torch.stack([(unit * one).sum(1) for one in chosen]).max(0).values).clamp(min=0) ** 2
+        chosen.append(
+            unit[((far.cumsum(0) / far.sum().clamp(min=1e-12)) < rng.uniform(1)).sum().clamp(max=len(unit) - 1)][None]
+        )
+    centre = torch.cat(chosen)
+    for _ in range(PASSES):
+        nearest = (unit @ centre.T).argmax(1)
+        sums = torch.zeros_like(centre).index_add(0, nearest, unit)
+        centre = torch.where((sums != 0).any(1, keepdim=True), sums, centre)
+        centre = centre / centre.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return centre * news.norm(dim=1).mean()

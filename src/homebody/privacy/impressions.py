@@ -1,0 +1,139 @@
+"""Reports on impressions: what a person is interested in, and what they clicked, both randomised on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from homebody.core import CALL, HEAD_BYTES, Cohort, Total, Tree, Update, Work
+from homebody.errors import HomebodyError
+from homebody.privacy.events import OBSERVERS, Charge, Event, PureRelease, Unit
+from homebody.privacy.queries import Attention, Choice, Query, before_padding, randomised
+from homebody.privacy.stages import Facts, Stage, check_number
+from homebody.rng import Rng
+
+__all__ = ["ImpressionReport"]
+
+
+@dataclass(frozen=True)
+class ImpressionReport(Stage):
+    """One report on one impression, instead of the update: an interest, a pseudo-click and negatives.
+
+    A client hands over `interest` (B numbers), `shown` (the items of an impression, -1 pads) and `click` (1 at the
+    true click). The device tells
+
+    - the interest, as weights of B basis vectors (`attention`) or as the best of them (`choice`),
+    - as `news`, a pseudo-click, drawn by randomised response over **all** C shown items, then `negatives` of the other
+      C − 1, drawn evenly: the true click may be among them.
+
+    Both halves of a report have ε. A click is in the history or in the label of an impression, so a report costs ε for
+    one interaction; a person may change both, which costs 2ε. `padding` is the probability with which the method hides
+    each news of the history before it computes the interest: for one interaction that allows less noise at the same ε;
+    a whole history is then covered by that noise alone.
+
+    The server reads each report and gets them all, stacked, as `Total.messages`.
+
+    >>> stage = ImpressionReport(epsilon=50.0, basis=2, negatives=1)
+    >>> one = {"interest": torch.tensor([0.0, 9.0]), "shown": torch.tensor([7.0, 5.0, -1.0]),
+    ...     "click": torch.tensor([0.0, 1.0, 0.0])}
+    >>> told = stage.device(one, Rng.of(0))
+    >>> told["choice"].item(), told["news"].tolist()
+    (1, [5, 7])
+    """
+
+    epsilon: float
+    mechanism: Literal["choice", "attention"] = "choice"
+    basis: int = 16
+    theta: float = 1.0
+    noise: Literal["laplace", "gaussian"] = "laplace"
+    delta: float = 1e-3
+    padding: float = 0.0
+    negatives: int = 4
+
+    reads = True
+
+    def __post_init__(self) -> None:
+        check_number("ε of a report", self.epsilon)
+        check_number("θ, the norm of attention weights,", self.theta)
+        for name, value, known in (
+            ("mechanism", self.mechanism, ("choice", "attention")),
+            ("noise", self.noise, ("laplace", "gaussian")),
+        ):
+            if value not in known:
+                raise HomebodyError(f"The {name} of an impression report is {' or '.join(known)}, not '{value}'.")
+        if type(self.basis) is not int or self.basis < 2:
+            raise HomebodyError(f"An interest is among 2 basis vectors or more, not {self.basis!r}.")
+        if type(self.negatives) is not int or self.negatives < 1:
+            raise HomebodyError(f"A report has 1 negative or more, not {self.negatives!r}.")
+        if not 0 <= self.padding < 1:
+            raise HomebodyError(
+                f"padding, the chance that a news is hidden, is at least 0 and under 1, not {self.padding!r}."
+            )
+        if self.gaussian and not 0 < self.delta < 1:
+            raise HomebodyError(f"δ of Gaussian noise is between 0 and 1, not {self.delta!r}.")
+
+    @property
+    def gaussian(self) -> bool:
+        return self.mechanism == "attention" and self.noise == "gaussian"
+
+    @property
+    def query(self) -> Query:
+        """How the interest is told."""
+        epsilon, delta = before_padding(self.epsilon, self.delta if self.gaussian else 0.0, self.padding)
+        if self.mechanism == "choice":
+            return Choice(epsilon, basis=self.basis)
+        return Attention(epsilon, delta, self.theta, self.noise, size=self.basis)
+
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        if facts.hidden:
+            raise HomebodyError(f"Impression reports cannot follow {facts.hidden}: they are noise enough; keep one.")
+        return self, replace(facts, norms={}, hidden="impression reports", unknown="")
+
+    def work(self, given: Work) -> Work:
+        entries = given.bytes // 4
+        return Work(given.memory + 64 * entries, given.operations + 2_000 * entries + 100 * CALL, HEAD_BYTES)
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        told = self.query.device(update["interest"], rng.fold("interest"))
+        return {self.told: told, "news": self._news(update["shown"], update["click"], rng)}
+
+    @property
+    def told(self) -> str:
+        """The name under which the interest is sent."""
+        return "choice" if self.mechanism == "choice" else "weights"
+
+    def _news(self, shown: Tensor, click: Tensor, rng: Rng) -> Tensor:
+        """(negatives + 1,) the pseudo-click, then others that were shown; -1 where there are too few."""
+        items, real = shown.to(torch.int32), shown >= 0
+        order = real.cumsum(0) - 1  # each item's number among those that are no padding
+        true = torch.where(real & (click > 0.5), order, 0).sum()
+        drawn = randomised(true, real.sum(), self.epsilon, rng.fold("click"))
+        chosen = real & (order == drawn)
+        keys = torch.where(chosen, torch.inf, rng.fold("negatives").uniform(len(shown)))
+        keys = torch.where(real, keys, -1.0)
+        count = min(self.negatives + 1, len(shown))
+        best, place = keys.topk(count)
+        news = torch.where(best >= 0, items.gather(0, place), -1)
+        return torch.cat([news, news.new_full((self.negatives + 1 - count,), -1)])
+
+    def read(self, messages: Update, sums: Tree) -> None:
+        for name, value in messages.items():
+            sums[name] = torch.cat([sums[name], value]) if name in sums else value
+
+    def server(self, total: Total, rng: Rng) -> Total:
+        return Total({}, total.clients, messages=total.sum)
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        whole, click = self.query.event, PureRelease(self.epsilon)
+        parts: list[tuple[Unit, str, Event]] = [("user", "history", whole), ("user", "click", click)]
+        if self.gaussian:
+            # A click may be in the history of one report and the label of another: both are charged, the safe side.
+            hidden = PureRelease(self.epsilon, self.delta) if self.padding else whole
+            parts += [("interaction", "history", hidden), ("interaction", "click", click)]
+        else:
+            parts.append(("interaction", "", click))
+        return [Charge(observer, unit, event, part) for observer in OBSERVERS for unit, part, event in parts]

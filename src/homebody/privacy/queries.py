@@ -1,0 +1,277 @@
+"""What one device tells of a person's interest, once: the device's half, the server's half, and the event.
+
+A person's interest is B numbers, how well each of B public basis vectors fits them, or a vector of d numbers.
+
+| mechanism | the device tells | noise | what is charged |
+|---|---|---|---|
+| `Attention` | softmax of the B numbers, clipped to θ in ℓ2 | Laplace or Gaussian, in each | a pure or a Gaussian release |
+| `Choice` | which of the B is the largest | randomised response over B | a pure release |
+| `Vector` | d numbers, clipped to θ in ℓ2 | Laplace or Gaussian, in each | a pure or a Gaussian release |
+
+Two attentions are non-negative, sum up to at most 1 and have norms of at most θ. So they are at most √2·min(θ, 1) apart
+in ℓ2 (`attention_l2`), and `attention_l1` apart in ℓ1, whatever the two histories: noise for that distance covers a
+whole person. docs/accounting.md derives both.
+
+`guarantee="published"` is the noise that PrivateRec prints (Liu et al., 2022): for a distance of θ, and by the classical
+formula of the Gaussian mechanism, which holds for ε ≤ 1 alone. Its event says what that noise really costs.
+
+Noise is exact, as everywhere: see `homebody.privacy.grid`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from scipy.special import log_ndtr
+from torch import Tensor
+
+from homebody.errors import HomebodyError
+from homebody.privacy.events import Event, GaussianRelease, LaplaceRelease, PureRelease
+from homebody.privacy.grid import COARSEST, Grid, gaussian, laplace
+from homebody.rng import Rng
+
+__all__ = [
+    "Attention",
+    "Choice",
+    "Query",
+    "Vector",
+    "analytic_multiplier",
+    "attention_l1",
+    "attention_l2",
+    "before_padding",
+    "randomised",
+    "truth",
+]
+
+Guarantee = Literal["published", "certified"]
+Noise = Literal["laplace", "gaussian"]
+_SHRUNK = 1 - 2**-20
+"""Rounding to 32 bits must not carry a clipped vector over its bound, nor a chance over what ε allows."""
+
+
+def attention_l2(theta: float) -> float:
+    """How far apart two attentions can be in ℓ2: θ at one place, and θ at another.
+
+    >>> attention_l2(2.0) == attention_l2(1.0) == 2**0.5
+    True
+    """
+    return math.sqrt(2) * min(theta, 1.0)
+
+
+def attention_l1(theta: float, basis: int) -> float:
+    """How far apart two attentions over B places can be in ℓ1: they share no place, and each fills its own evenly.
+
+    >>> round(attention_l1(0.6, 5), 3), attention_l1(3.0, 5)
+    (1.849, 2.0)
+    """
+
+    def most(places: int) -> float:
+        return min(1.0, theta * math.sqrt(places))
+
+    return max(most(places) + most(basis - places) for places in range(1, basis))
+
+
+def before_padding(epsilon: float, delta: float, padding: float) -> tuple[float, float]:
+    """The (ε′, δ′) of a mechanism that is (ε, δ)-DP for one click once each click is hidden with this probability.
+
+    >>> round(before_padding(1.0, 0.0, 0.5)[0], 3), before_padding(1.0, 0.001, 0.0)
+    (1.49, (1.0, 0.001))
+    """
+    return epsilon + math.log1p(-padding * math.exp(-epsilon)) - math.log1p(-padding), delta / (1 - padding)
+
+
+@lru_cache
+def analytic_multiplier(epsilon: float, delta: float) -> float:
+    """The noise of the analytic Gaussian mechanism (Balle and Wang, 2018), over the ℓ2 sensitivity.
+
+    >>> round(analytic_multiplier(10.0, 1e-3) * 2**0.5, 4)
+    0.5743
+    """
+
+    def excess(z: float) -> float:
+        first, second = (float(log_ndtr(sign * 0.5 / z - epsilon * z)) for sign in (1, -1))
+        return math.exp(first) - math.exp(min(epsilon + second, 0.0)) - delta
+
+    low, high = 1e-6, 1.0
+    while excess(high) > 0:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return high
+
+
+def truth(epsilon: float, places: Tensor) -> Tensor:
+    """The probability of the true one of so many places in randomised response: e^ε / (e^ε + places − 1)."""
+    return _SHRUNK / (1 + (places.to(torch.float64) - 1) * math.exp(-epsilon))
+
+
+def randomised(place: Tensor, places: Tensor, epsilon: float, rng: Rng) -> Tensor:
+    """One of so many places, 0 and up: this one with probability `truth`, else another one, drawn evenly.
+
+    >>> randomised(torch.tensor(3), torch.tensor(9), 50.0, Rng.of(0)).item()
+    3
+    """
+    toss, other = ((bits >> 12) & (2**52 - 1) for bits in rng.bits(2))
+    honest = (truth(epsilon, places) * 2**52).floor().to(torch.int64)
+    # Of 2³¹ numbers, each place gets its share, give or take one: `truth` is shrunk by far more than that.
+    step = 1 + (((other >> 21) * (places - 1).clamp(min=1)) >> 31)
+    return torch.where((toss < honest) | (places < 2), place, (place + step) % places.clamp(min=1))
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a device tells once, at (ε, δ) for whatever its person did."""
+
+    epsilon: float
+    delta: float = 0.0
+
+    def device(self, interest: Tensor, rng: Rng) -> Tensor:
+        """What is told of an interest. Runs under vmap; all noise comes from the stream."""
+        raise HomebodyError(f"{type(self).__name__} must define device().")
+
+    def server(self, told: Tensor) -> Tensor:
+        """The interest that the server makes of it."""
+        return told
+
+    @property
+    def event(self) -> Event:
+        """What it costs a whole person, whatever it was set to."""
+        return PureRelease(self.epsilon)
+
+
+@dataclass(frozen=True)
+class Choice(Query):
+    """Which of B fits best, by randomised response.
+
+    >>> mechanism = Choice(epsilon=50.0, basis=3)
+    >>> told = mechanism.device(torch.tensor([0.1, 0.7, 0.2]), Rng.of(0))
+    >>> told.item(), mechanism.server(told).tolist()
+    (1, [0.0, 1.0, 0.0])
+    """
+
+    basis: int = 16
+
+    def device(self, interest: Tensor, rng: Rng) -> Tensor:
+        places = torch.full((), self.basis, device=interest.device)
+        return randomised(interest.nan_to_num().argmax(-1), places, self.epsilon, rng).to(torch.int32)
+
+    def server(self, told: Tensor) -> Tensor:
+        return (torch.arange(self.basis, device=told.device) == told[..., None]).to(torch.float32)
+
+
+@dataclass(frozen=True)
+class _Noisy(Query):
+    """Numbers that are clipped to θ in ℓ2, with noise in each."""
+
+    theta: float = 1.0
+    noise: Noise = "laplace"
+    guarantee: Guarantee = "certified"
+    size: int = 5
+    """How many numbers."""
+
+    @property
+    def distances(self) -> tuple[float, float]:
+        """How far two people can be apart in ℓ1 and ℓ2."""
+        raise HomebodyError(f"{type(self).__name__} must define distances.")
+
+    @property
+    def printed(self) -> float:
+        """The distance that the paper's noise is set for."""
+        raise HomebodyError(f"{type(self).__name__} must define printed.")
+
+    @property
+    def scale(self) -> float:
+        """The scale of Laplace noise, or the standard deviation of Gaussian noise."""
+        l1, l2 = self.distances
+        if self.guarantee == "certified":
+            if self.noise == "laplace":
+                return l1 / self.epsilon
+            return l2 * analytic_multiplier(self.epsilon, self.delta)
+        if self.noise == "laplace":
+            return self.printed / self.epsilon
+        return self.printed / self.epsilon * math.sqrt(2 * math.log(1.25 / self.delta))
+
+    @property
+    def event(self) -> Event:
+        l1, l2 = self.distances
+        if self.noise == "gaussian":
+            return GaussianRelease(self.scale / l2, "replace-one")
+        return (
+            PureRelease(self.epsilon)
+            if self.guarantee == "certified"
+            else LaplaceRelease(self.scale / l1, "replace-one")
+        )
+
+    def _noised(self, clipped: Tensor, rng: Rng) -> Tensor:
+        """Rounded toward zero to the grid, which keeps a vector within all its bounds, and noised."""
+        grid = Grid.fitted(self.scale, self.theta, coarsest=COARSEST if self.noise == "laplace" else 0)
+        draw = laplace if self.noise == "laplace" else gaussian
+        steps = grid.whole(clipped.contiguous()).to(torch.int64)
+        return grid.values(steps + draw(rng, grid.depth, self.size))
+
+
+@dataclass(frozen=True)
+class Attention(_Noisy):
+    """GetPrivAttn's weights of B basis vectors. The server keeps what is positive, and normalises.
+
+    activation: SoftPlus or ReLU, which makes noised weights positive.
+
+    >>> mechanism = Attention(epsilon=1e4, size=2)
+    >>> mechanism.server(mechanism.device(torch.tensor([2.0, 2.0]), Rng.of(0))).round(decimals=2).tolist()
+    [0.5, 0.5]
+    """
+
+    activation: Literal["relu", "softplus"] = "relu"
+
+    @property
+    def distances(self) -> tuple[float, float]:
+        return attention_l1(self.theta, self.size), attention_l2(self.theta)
+
+    @property
+    def printed(self) -> float:
+        return self.theta
+
+    def device(self, interest: Tensor, rng: Rng) -> Tensor:
+        return self._noised(clipped(interest.nan_to_num().softmax(-1), self.theta), rng)
+
+    def server(self, told: Tensor) -> Tensor:
+        return normalised(told, self.activation)
+
+
+@dataclass(frozen=True)
+class Vector(_Noisy):
+    """A vector of d numbers, as DP-FedRec sends it."""
+
+    @property
+    def distances(self) -> tuple[float, float]:
+        return 2 * self.theta * math.sqrt(self.size), 2 * self.theta
+
+    @property
+    def printed(self) -> float:
+        return 2 * self.theta
+
+    def device(self, interest: Tensor, rng: Rng) -> Tensor:
+        return self._noised(clipped(interest.nan_to_num(), self.theta), rng)
+
+
+def clipped(vector: Tensor, theta: float) -> Tensor:
+    """A vector within θ in ℓ2."""
+    norm = vector.to(torch.float64).norm(dim=-1, keepdim=True)
+    return (vector * (_SHRUNK * (theta / norm.clamp(min=theta)))).to(torch.float32)
+
+
+def normalised(weights: Tensor, activation: str) -> Tensor:
+    """Weights that are positive and sum up to 1: those of ReLU or SoftPlus; all alike if none is left.
+
+    >>> normalised(torch.tensor([[3.0, 1.0, -1.0], [-1.0, -1.0, 0.0]]), "relu").tolist()
+    [[0.75, 0.25, 0.0], [0.33..., 0.33..., 0.33...]]
+    """
+    kept = weights.relu() if activation == "relu" else torch.nn.functional.softplus(weights)
+    whole = kept.sum(-1, keepdim=True)
+    some = whole > 0
+    return torch.where(some, kept / torch.where(some, whole, 1.0), 1.0 / weights.shape[-1])
