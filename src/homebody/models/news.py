@@ -147,6 +147,8 @@ class NewsEncoder(ABC):
     d: int = 400
     user: ClassVar[str]
     """The user encoder that belongs to it."""
+    light: ClassVar[bool] = False
+    """Whether what it computes on the way takes little memory: many news are then encoded at once."""
 
     def words(self, catalogue: Catalogue) -> tuple[str, ...]:
         """The words of all texts that it reads, sorted; code c is in place c - 1."""
@@ -180,6 +182,7 @@ class NewsById(NewsEncoder):
     """
 
     user: ClassVar[str] = "mean"
+    light: ClassVar[bool] = True
 
     def inputs(self, catalogue: Catalogue) -> Tree:
         number = torch.arange(catalogue.n_items + 1)
@@ -368,6 +371,7 @@ class PLM(NewsEncoder):
     title: str = "title"
 
     user: ClassVar[str] = "mean"
+    light: ClassVar[bool] = True
 
     def inputs(self, catalogue: Catalogue) -> Tree:
         raise HomebodyError("The encoder plm reads a language model's vectors: see homebody.text_vectors.news_inputs.")
@@ -390,7 +394,8 @@ def encode_many(
 ) -> tuple[Tensor, Callable[[Tensor], Tree]]:
     """The vectors (n, d) of many news items, and what turns the gradient in them into that in the parameters `news/…`.
 
-    Those of a part are encoded together, and once more for the gradient, so that the memory holds one part at a time.
+    Those of a part are encoded together, and once more for the gradient, so that the memory holds one part at a time;
+    a `light` encoder takes all in one pass.
 
     >>> encoder, three = NewsById(d=2), Catalogue(3)
     >>> shared = encoder.start(three, Rng.of(0))
@@ -399,6 +404,9 @@ def encode_many(
     [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
     """
     own = {name: value for name, value in shared.items() if name.startswith("news/")}
+    if encoder.light:
+        vectors, pull = vjp(lambda parameters: encoder.encode(parameters, given), own)
+        return vectors.detach(), lambda slope: pull(slope)[0]
     count = len(next(iter(given.values())))
     parts = [slice(first, first + at_once) for first in range(0, count, at_once)]
 

@@ -65,4 +65,4 @@ def index(method: FedRec, shared: Tree, catalogue: Catalogue) -> Tree:
     return {"index/news": torch.cat(parts)}
 
 
-NEWS = Kernel(total=total, index=index, anywhere=True, mixed=lambda method: True)
+NEWS = Kernel(total=total, index=index, anywhere=True, mixed=lambda method: not method.news.light)
