@@ -103,7 +103,7 @@ def _study(study: Mapping[str, Any], tolerance: float, notes: Footnotes, varied:
     for text in filter(None, (study["note"], reproduction.explanation(study))):
         yield plain(text)
         yield ""
-    if study["kind"] in ("sweep", "accounting", "lengths", "tables", "adaptation", "view-attack"):
+    if reproduction.has_axis(study):
         yield f"A column for each value of: {plain(study['axis'])}."
         yield ""
     for data, part in study["data"].items():

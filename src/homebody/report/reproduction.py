@@ -55,7 +55,7 @@ LONGEST = 12
 """Rows of a sweep, before all but the headline metrics go to the next table."""
 PANELS = 4
 """Parts of the picture at the top."""
-NOT_RUN = {"certified", "certified for views", "counted"}
+NOT_RUN = {"certified", "certified for views", "counted", "computed"}
 """What stands in place of a protocol where nothing was run."""
 SEPARATED = {"training": "training", "test item": "held_out"}
 """The items whose separation is measured, and their names in a panel."""
@@ -80,7 +80,13 @@ ATTACKED = (
     "among candidates of which the truth is drawn, so that blind guesses are right in one of two cases, or one of ten; "
     "no attack is right more often than Φ(√T/σ) allows, or its counterpart for ten. Nothing is trained for it."
 )
+SERVED = (
+    "Finished models, asked under other settings of a request. Nothing is trained for it. τ is the share of places of "
+    "a ranking at which noise puts another item, averaged over the test impressions. ε of a request is certified for "
+    "a whole person; it is 0 where nothing is sent."
+)
 EXPLANATIONS = {
+    "serving": SERVED,
     "tables": SWAPS,
     "embedding": EMBEDDING,
     "adaptation": ADAPTED,
@@ -180,6 +186,19 @@ def state(part: Part, protocols: Sequence[str]) -> list[str]:
 def explanation(study: Study) -> str:
     """What a kind of study shows; empty where a table explains itself."""
     return EXPLANATIONS.get(study["kind"], "")
+
+
+def has_axis(study: Study) -> bool:
+    """Whether the rows of a study have a point for each value of something."""
+    if study["kind"] == "serving":
+        return bool(study["vary"])
+    kinds = ("sweep", "accounting", "lengths", "noise", "tables", "adaptation", "view-attack")
+    return study["kind"] in kinds
+
+
+def by_metric(study: Study) -> bool:
+    """Whether the rows of a study have one figure for each metric."""
+    return not has_axis(study) and study["kind"] not in ("convergence", "embedding")
 
 
 def verdict(study: Study, part: Part, tolerance: float) -> str:
@@ -299,7 +318,7 @@ def result_tables(study: Study, part: Part) -> list[ResultTable]:
         return [rounds_table(study, part)]
     if study["kind"] == "embedding":
         return [panel_table(study, part)]
-    if study["kind"] in ("table", "pairs", "membership"):
+    if by_metric(study):
         return [metric_table(study, part, metrics) for metrics in _metric_groups(study, part)]
     whole = sweep_table(study, part)
     metrics = _metrics(study)
@@ -356,10 +375,12 @@ def _headline_first(metrics: Sequence[str]) -> list[str]:
     """
     >>> _headline_first(["hr@5", "hr@10", "ndcg@10", "epsilon"])
     ['hr@10', 'ndcg@10', 'hr@5', 'epsilon']
+    >>> _headline_first(["impressions/auc", "impressions/ndcg@5", "impressions/ndcg@10"])
+    ['impressions/auc', 'impressions/ndcg@10', 'impressions/ndcg@5']
     """
     cutoffs = sorted({int(cut[1]) for metric in metrics if (cut := re.search(r"@(\d+)$", metric))})
     main = f"@{main_cutoff(cutoffs)}" if cutoffs else "@"
-    return sorted(metrics, key=lambda metric: not metric.endswith(main))
+    return sorted(metrics, key=lambda metric: not metric.endswith(main) and metric != "impressions/auc")
 
 
 def _metric_columns(study: Study, part: Part, metric: str) -> dict[str, str]:
@@ -532,7 +553,11 @@ def table_name(panel: Mapping[str, Any]) -> str:
 
 def picture(result: Mapping[str, Any]) -> str | None:
     """The headline metric of the first tables as SVG, obtained figures beside published ones; None without any."""
-    tables = [study for study in result["studies"] if study["kind"] == "table" and study["data"]]
+    tables = [
+        study
+        for study in result["studies"]
+        if study["kind"] in ("table", "serving") and by_metric(study) and study["data"]
+    ]
     measured = [study for study in tables if study["metrics"] and study["metrics"][0] not in QUANTITIES]
     chosen = [study for study in measured if has_differences(study)] or measured
     if not chosen:

@@ -20,6 +20,8 @@ Charts = list[dict[str, Any]]
 BANDS = "The line is the mean over seeds; the band reaches from the lowest to the highest seed."
 DRAWN: dict[str, tuple[Callable[[Mapping[str, Any], str], Charts], str]] = {
     "sweep": (sweep_charts, BANDS),
+    "serving": (sweep_charts, BANDS),
+    "noise": (sweep_charts, ""),
     "adaptation": (sweep_charts, BANDS),
     "view-attack": (sweep_charts, BANDS),
     "lengths": (sweep_charts, ""),
@@ -64,7 +66,7 @@ def _study(
     parts = [f"<h2>{escape(study['label'])}: {escape(study['title'])}</h2>"]
     if study["note"]:
         parts.append(f"<p>{escape(study['note'])}</p>")
-    if study["form"] == "figure" and study["kind"] in DRAWN:
+    if study["form"] == "figure" and study["kind"] in DRAWN and not reproduction.by_metric(study):
         return [*parts, *_figure(study, anchor, charts, notes, varied)]
     for data, part in study["data"].items():
         said = reproduction.verdict(study, part, tolerance)

@@ -198,7 +198,7 @@ def _result_table(study: Mapping[str, Any], part: Mapping[str, Any]) -> ResultTa
         return replace(
             table, columns=heads, rows=[[*row[:2], row[2].partition(",")[0], *row[3:]] for row in table.rows]
         )
-    if kind in ("table", "pairs", "membership"):
+    if reproduction.by_metric(study):
         table = reproduction.metric_table(study, part).by_metric()
         short = {"difference": "differ-\nence"}
         heads = [short.get(column, column).replace(", ", ",\n").replace(" protocol", "") for column in table.columns]

@@ -38,6 +38,7 @@ OF_RUNS = {
     "epsilon": "ε, server",
     "epsilon_public": "ε, public",
     "epsilon_views": "ε, views",
+    "epsilon_query": "ε, a request",
     "chosen_round": "chosen round",
     "reports": "reports a round",
     "epsilon_report": "ε, a report",
@@ -50,7 +51,7 @@ OF_RUNS = {
     "bytes_up_total": "bytes up, in all",
 }
 """What a run has besides metrics, and what it is called; such figures have no scale."""
-QUANTITIES = {**OF_RUNS, "people": "people"}
+QUANTITIES = {**OF_RUNS, "people": "people", "count": "count", "noise_scale": "noise, its scale"}
 """Those, and what is counted without a run."""
 ATTACKS = {
     "attack/accuracy": "the paper's attack: accuracy",
@@ -85,7 +86,7 @@ def metric_name(metric: str) -> str:
     >>> metric_name("ndcg@10"), metric_name("full/hr@10"), metric_name("precision@5")
     ('NDCG@10', 'full HR@10', 'Precision@5')
     """
-    named = {**QUANTITIES, **ATTACKS, **VIEW_ATTACK}
+    named = {**QUANTITIES, **ATTACKS, **VIEW_ATTACK, "skew": "τ"}
     if metric in named:
         return named[metric]
     prefix, slash, name = metric.rpartition("/")
@@ -114,15 +115,17 @@ def figure(metric: str, value: float | str | None, scale: float = 1.0) -> str:
     ('13,585', '23.5', '61', '–')
     >>> figure("seconds_per_round", 0.03125), figure("seconds_per_round", 12.5), figure("people", 6040.0)
     ('0.0312', '12.5', '6,040')
+    >>> figure("noise_scale", 0.57432), figure("count", 230117.0)
+    ('0.574', '230,117')
     """
     if metric not in QUANTITIES or value is None:
         return number(None if value is None else float(value), scale)
     if metric.startswith("epsilon"):
         return epsilon(value)
-    if metric == "seconds_per_round":
+    if metric in ("seconds_per_round", "noise_scale"):
         return f"{float(value):.3g}"
     whole = (
-        metric in ("parameters", "people")
+        metric in ("parameters", "people", "count")
         or metric.startswith("bytes")
         or (metric == "seconds" and float(value) >= 100)
         or float(value) >= 1000

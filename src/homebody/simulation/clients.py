@@ -190,8 +190,15 @@ class Clients:
         return vmap(prepare)(streams.key, *data)
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
-        shared = indexed(method, shared, self.catalogue, fused=self.fused)
-        return summarise(sound(self._blocks(method, shared)), self._cutoffs, self._slices)
+        return self.measured(self.scored(method, shared))
+
+    def scored(self, method: Method, shared: Tree) -> Iterator[Block]:
+        """Everyone's scores with what they are asked, by groups. The groups are the same for every method."""
+        return self._blocks(method, indexed(method, shared, self.catalogue, fused=self.fused))
+
+    def measured(self, blocks: Iterable[Block]) -> Evaluated:
+        """The metrics of such scores."""
+        return summarise(sound(blocks), self._cutoffs, self._slices)
 
     def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
         """Everyone's scores with their held-out items. With contexts, each question is scored in its own."""

@@ -1,6 +1,7 @@
 """From results of runs to the rows of a table or figure: means, deviations, differences, curves.
 
-Two kinds of study need no run: ε from our accountants, and how long people's histories are.
+Some kinds of study need no run: ε from our accountants, how long people's histories are, how much a data set has of
+everything, and the noise of a request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from homebody.run import population_of
 from homebody.settings import KINDS
 from homebody.studies import probes
 from homebody.studies.provenance import without_paths
-from homebody.studies.study import Row, Study, deviations, published
+from homebody.studies.serving import SKEW, PaddedRequest
+from homebody.studies.study import COUNTS, Row, Study, deviations, published
 
 __all__ = ["LINES", "MEANINGS", "TOLERANCE", "NoisyRelease", "Runs", "ordered"]
 
@@ -41,6 +43,7 @@ MEANINGS = {
         "composed over all rounds by our accountants: the smallest of their bounds"
     ),
     "counted": "the data set itself, whole, before any split",
+    "computed": "the noise that the mechanism adds, by its formula",
 }
 """What stands in place of a protocol, and what it means."""
 Results = Sequence[Mapping[str, Any]]
@@ -117,6 +120,27 @@ def view_attack(runs: Runs) -> list[dict[str, Any]]:
     return sweep(_probed(runs, lambda answer, point: answer["points"][names[point]]))
 
 
+def serving(runs: Runs) -> list[dict[str, Any]]:
+    """As a table or a sweep: how well finished models serve people whose requests are noised."""
+    unasked = {SKEW: math.nan}
+
+    def of(row: Row, protocol: str, point: int) -> Results:
+        results = runs.of(row, protocol, point)
+        if probe := runs.study.probe_at(row, point):
+            answers = probes.probed(probe, results)
+            names = ("metrics", "epsilon_query")
+            return [it if "error" in it else {**it, **{name: it["probe"][name] for name in names}} for it in answers]
+        return [it if "error" in it else {**it, "metrics": {**it["metrics"], **unasked}} for it in results]
+
+    asked = replace(runs, of=of)
+    if not runs.study.vary:
+        return table(asked)
+    lines = sweep(asked)
+    for point in (point for line in lines for point in line["points"]):
+        point["value"] = point["label"]  # ε of ∞, and rows without any, stand on the same axis
+    return lines
+
+
 def ordered(study: Study, lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """For each pair of rows that the paper orders, the metrics in which our figures have that order or not.
 
@@ -160,7 +184,7 @@ def _probed(runs: Runs, change: Callable[[Mapping[str, Any], int], dict[str, Any
     """The same runs, with their results updated by the answer of the study's probe at a point."""
 
     def of(row: Row, protocol: str, point: int) -> Results:
-        answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
+        answers = probes.probed(runs.study.probe_at(row, point), runs.of(row, protocol, point))
         return [answer if "error" in answer else {**answer, **change(answer["probe"], point)} for answer in answers]
 
     return replace(runs, of=of)
@@ -264,6 +288,58 @@ def lengths(runs: Runs) -> list[dict[str, Any]]:
     return lines
 
 
+def statistics_of(runs: Runs) -> list[dict[str, Any]]:
+    """A line for each thing that is counted in the data set."""
+    study, data = runs.study, runs.data
+    recipe = Recipe("popularity", data, data_dir=runs.data_dir, **{**study.run, **study.run_on.get(data, {})})
+    counts: dict[str, int] = {}
+    errors = []
+    try:
+        counts = counted(population_of(recipe))
+    except HomebodyError as error:  # the rest of the paper is made all the same
+        errors = [without_paths(str(error))]
+    lines = []
+    for row in study.rows:
+        figures = {study.metrics[0]: _spread([float(counts[row.name])])} if counts else {}
+        obtained = {"counted": {"n": len(figures), "metrics": figures, "errors": errors, "cells": []}}
+        printed = {"published": published(study, row, data), "published_sd": {}, "difference": {}, "short": []}
+        lines.append({"name": row.name, "note": row.note_on(data), "missing": "", "obtained": obtained, **printed})
+    return lines
+
+
+def counted(population: Population) -> dict[str, int]:
+    """How much there is of everything in a population: `COUNTS`.
+
+    >>> counted(Population("toy", np.array([0, 3, 5]), np.array([4, 4, 1, 0, 2], dtype=np.int32), n_items=5))["users"]
+    2
+    """
+    shown = population.impressions
+    clicks = 0 if shown is None else int(shown.clicked.sum())
+    numbers = (
+        *(population.n_items, population.n_users, 0 if shown is None else len(shown.users)),
+        *(clicks, 0 if shown is None else len(shown.clicked) - clicks),
+    )
+    return dict(zip(COUNTS, numbers, strict=True))
+
+
+def noise(runs: Runs) -> list[dict[str, Any]]:
+    """A line a request, with a point for each padding: how much noise it needs."""
+    study = runs.study
+    lines = []
+    for row in study.rows:
+        request = PaddedRequest.of({**study.release, **row.release})
+        points = [
+            {
+                **_point(padding, label, study.protocols[0], study.metrics[0], request.scale(padding)),
+                "published": published(study, row, runs.data, place),
+                "published_sd": {},
+            }
+            for place, (padding, label) in enumerate(zip(study.values, study.labels, strict=True))
+        ]
+        lines.append({"name": row.name, "note": row.note_on(runs.data), "missing": "", "points": points})
+    return lines
+
+
 def different(population: Population) -> npt.NDArray[np.int64]:
     """How many different items each person met.
 
@@ -295,6 +371,7 @@ LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
     "table": table,
     "pairs": pairs,
     "sweep": sweep,
+    "serving": serving,
     "convergence": convergence,
     "tables": tables,
     "adaptation": tables,
@@ -303,6 +380,8 @@ LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
     "view-attack": view_attack,
     "accounting": accounting,
     "lengths": lengths,
+    "statistics": statistics_of,
+    "noise": noise,
 }
 """How each kind of study makes its lines."""
 
@@ -369,6 +448,8 @@ def _quantity(run: Mapping[str, Any], name: str) -> float:
         return float(run["parameters"]["model"]) if run["parameters"] else math.nan
     if name == "epochs":
         return float(run["chosen_round"] * run["passes"])
+    if name == "epsilon_query":
+        return float(run.get(name, math.nan))
     if name in _OBSERVERS:
         return float(run["epsilon"].get(_OBSERVERS[name], math.nan))
     if name.endswith("_total") and name.startswith("bytes"):

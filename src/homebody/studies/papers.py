@@ -19,6 +19,7 @@ from homebody.report.words import ATTACKS, VIEW_ATTACK
 from homebody.studies import probes
 from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
+from homebody.studies.serving import PaddedRequest
 from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_study, insist_distinct
 
 __all__ = ["Paper", "find_paper", "list_papers", "read_paper"]
@@ -146,7 +147,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
         optional=reader.texts("optional", []),
         rows=[],
         pairs=_pairs(reader) if kind == "pairs" else [],
-        orders=_pairs(reader, "orders") if kind == "table" and "orders" in reader.values else [],
+        orders=_pairs(reader, "orders") if kind in ("table", "serving") and "orders" in reader.values else [],
         **VARIED[kind](reader) if kind in VARIED else {},
     )
     for data, changes in like("run_on", {}).items():
@@ -155,6 +156,8 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
     study.optional.extend(name for name in like("optional", []) if name in study.data and name not in study.optional)
     study.rows.extend(_rows(reader, folder, study, base))
     reader.done()
+    if study.orders and study.listed:
+        raise reader.error("orders compare the rows of a table: they are not for one that varies a setting")
     check_study(study, reader.where, load=load)
     return study
 
@@ -167,11 +170,20 @@ def _base(reader: Reader, tables: Sequence[Study]) -> Study | None:
     return known.get(source)
 
 
-def _varied(reader: Reader) -> dict[str, Any]:
+def _served(reader: Reader) -> dict[str, Any]:
+    """As in a sweep, of the training or of the requests; without either, one point a row."""
+    if "vary" not in reader.values:
+        reader.known.append("vary")
+        return {}
+    return _varied(reader, ("fields", "run", "serving"))
+
+
+def _varied(reader: Reader, places: Sequence[str] = ("fields", "run")) -> dict[str, Any]:
     vary, values = reader.take("vary", str), reader.take("values", list)
     place, _, name = vary.partition(".")
-    if place not in ("fields", "run") or not name:
-        raise reader.error(f"vary must be fields.NAME or run.NAME, not '{vary}'")
+    if place not in places or not name:
+        known = [f"{place}.NAME" for place in places]
+        raise reader.error(f"vary must be {', '.join(known[:-1])} or {known[-1]}, not '{vary}'")
     if not values:
         raise reader.error("values must name at least one value")
     labels = reader.texts("labels", [str(value) for value in values])
@@ -206,6 +218,14 @@ def _short(number: float) -> str:
     return f"{float(digits):g}e{int(power)}" if 0 < number < 0.001 else f"{number:g}"
 
 
+def _padded(reader: Reader) -> dict[str, Any]:
+    paddings = [float(padding) if type(padding) is int else padding for padding in reader.take("paddings", list)]
+    if not paddings or not all(type(padding) is float and 0 <= padding < 1 for padding in paddings):
+        raise reader.error(f"paddings must be numbers from 0 to under 1, at least one, not {paddings!r}")
+    labels = [f"p = {padding:g}" for padding in paddings]
+    return {"values": paddings, "labels": labels, "axis": "p", "release": reader.take("release", dict, {})}
+
+
 def _lengths(reader: Reader) -> dict[str, Any]:
     least = reader.take("from", list, LENGTHS)
     rising = all(type(number) is int for number in least) and sorted(set(least)) == least
@@ -228,6 +248,8 @@ def _view_attack(reader: Reader) -> dict[str, Any]:
 
 VARIED: dict[str, Callable[[Reader], dict[str, Any]]] = {
     "sweep": _varied,
+    "serving": _served,
+    "noise": _padded,
     "tables": lambda reader: SWAPPED,
     "adaptation": _adapted,
     "accounting": _accounted,
@@ -286,17 +308,26 @@ def _here(row: Row, study: Study, *, published: bool = False) -> Row:
     return replace(row, published=part(row.published), published_sd=part(row.published_sd), notes=part(row.notes))
 
 
-def _release(reader: Reader, study: Study) -> Row:
-    """A row of an account; its published figures are one for each δ."""
-    given = reader.take("release", dict, {})
+RELEASES: dict[str, Callable[[Mapping[str, Any]], object]] = {"accounting": NoisyRelease.of, "noise": PaddedRequest.of}
+"""How what a row releases is checked, by kind."""
+
+
+def _computed(reader: Reader, study: Study) -> Row:
+    """A row of a study without runs; published figures of an account are one for each δ, of noise for each padding."""
+    given = reader.take("release", dict, {}) if study.kind in RELEASES else {}
     try:
-        NoisyRelease.of({**study.release, **given})
+        if study.kind in RELEASES:
+            RELEASES[study.kind]({**study.release, **given})
     except HomebodyError as error:
         raise reader.wrong(error) from error
     figures = reader.take("published", dict, {})
+    if study.listed:
+        figures = {
+            data: [[n] for n in numbers] if isinstance(numbers, list) else numbers for data, numbers in figures.items()
+        }
     row = Row(
         *(reader.take("name", str), None, {}, {}, {}, reader.take("rounds", int, None)),
-        {data: [[n] for n in numbers] if isinstance(numbers, list) else numbers for data, numbers in figures.items()},
+        figures,
         *(reader.take("note", str, ""), reader.take("notes", dict, {}), ""),
         release=given,
     )
@@ -305,8 +336,8 @@ def _release(reader: Reader, study: Study) -> Row:
 
 
 def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -> Row:
-    if study.kind == "accounting":
-        return _release(reader, study)
+    if study.kind in COMPUTED:
+        return _computed(reader, study)
     name = reader.take("name", str)
     if known and not {"method", "missing"} & set(reader.values):
         source = reader.take("of", str, name)
@@ -331,6 +362,7 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         note=reader.take("note", str, row.note),
         notes=reader.take("notes", dict, row.notes),
         values=reader.take("values", list, []),
+        serving={**row.serving, **reader.take("serving", dict, {})},
         slice=reader.take("slice", dict, row.slice),
         fixed=reader.take("fixed", bool, False),
         diverges=reader.take("diverges", bool, False),

@@ -98,13 +98,17 @@ def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int |
     wanted: list[list[str]] = [[] for _ in every.recipes]
     for study in paper.studies:
         unasked = study.label not in asked
-        if not study.probe or (unasked and (study.kind not in probes.CHEAP or probes.lacks(study.probe))):
+        if unasked and study.kind not in probes.CHEAP:
             continue
         for name, row, protocol in product(study.data, study.rows, study.protocols):
-            for seed in range(seeds or study.seeds) if row.method is not None else ():
-                place = every.known(study.recipe(row, name, protocol, seed))
-                if place is not None and study.probe not in wanted[place]:
-                    wanted[place].append(study.probe)
+            for point, value in enumerate(study.points(row)) if row.method is not None else ():
+                probe = study.probe_at(row, point)
+                if not probe or (unasked and probes.lacks(probe)):
+                    continue
+                for seed in range(seeds or study.seeds):
+                    place = every.known(study.recipe(row, name, protocol, seed, value))
+                    if place is not None and probe not in wanted[place]:
+                        wanted[place].append(probe)
     return wanted
 
 

@@ -5,6 +5,7 @@
 - adaptation: how well one model serves people as their devices adapt it more or less; nothing is retrained.
 - membership: whether attacks, as in `homebody audit`, can tell who was in the training.
 - view: what one view of a person reads of another, as in `homebody audit`.
+- serving: how well a model serves people whose requests are noised in another way; nothing is retrained.
 
 A probe may have settings behind a colon, as in adaptation:adapt_epochs=0,5,20. Different settings are different probes.
 """
@@ -37,6 +38,7 @@ from homebody.rng import Rng
 from homebody.run import reopen
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import ITEM, Borrowing, Unadapted, item_tables
+from homebody.studies.serving import refuse_serving, serving
 
 __all__ = ["CHEAP", "TABLES", "ProbedRun", "file_of", "lacks", "probe_of", "probed", "refuse", "take"]
 
@@ -54,7 +56,7 @@ PEOPLE = 256
 """Clients over which the separation is averaged: a single held-out item says little."""
 DISTANCES_AT_ONCE = 1 << 24
 PERPLEXITY = 30.0
-CHEAP = ("tables", "embedding")
+CHEAP = ("tables", "embedding", "serving")
 """Probes that are taken while the model exists, even if the figure that shows them was not requested."""
 ATTACK_DEFAULTS = {"shadows": 8, "people": 0}
 """Shadow models for the likelihood ratio; people whose membership is guessed, half of them members (0: everyone)."""
@@ -132,6 +134,8 @@ def probe_of(kind: str, vary: str, values: Sequence[int], attack: Mapping[str, A
         return adaptation_probe(vary.partition(".")[2], values)
     if kind == "view-attack":
         return view_probe(attack)
+    if kind == "serving":
+        return ""  # each point of a row has its own: see `Study.probe_at`
     return membership_probe(attack) if kind == "membership" else kind if kind in PROBES else ""
 
 
@@ -151,6 +155,8 @@ def refuse(probe: str, method: Recommender, name: str) -> None:
     kind, _, settings = probe.partition(":")
     if kind == "adaptation":
         _refuse_adaptation(method, name, settings)
+    elif kind == "serving":
+        refuse_serving(method, name, settings)
     elif kind == "view":
         if not isinstance(method, FLMVDSSM):
             raise HomebodyError(f"{name} has no views that could attack one another: fl-mv-dssm has.")
@@ -536,5 +542,8 @@ PROBES: dict[str, Callable[[ProbedRun], dict[str, Any]]] = {
         of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings, of.step
     ),
     "membership": lambda of: membership(of.fitted, _simulated(of.fitted).split, of.recipe, of.settings, of.step),
+    "serving": lambda of: serving(
+        of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings, of.recipe.stated_at
+    ),
     "view": lambda of: view_attack(of.fitted, _simulated(of.fitted), of.settings, of.recipe.seed, of.step),
 }

@@ -16,18 +16,42 @@ from homebody.report.words import ATTACKS, OF_RUNS, QUANTITIES, VIEW_ATTACK
 from homebody.settings import KINDS as VALUES
 from homebody.settings import fits
 from homebody.studies import probes
+from homebody.studies.serving import serving_probe
 
-__all__ = ["COMPUTED", "KINDS", "Reader", "Row", "Study", "check_study", "deviations", "insist_distinct", "published"]
+__all__ = [
+    "COMPUTED",
+    "COUNTS",
+    "KINDS",
+    "Reader",
+    "Row",
+    "Study",
+    "check_study",
+    "deviations",
+    "insist_distinct",
+    "published",
+]
 
 Form = Literal["table", "figure"]
 KINDS: dict[Form, tuple[str, ...]] = {
-    "table": ("table", "pairs", "sweep", "accounting", "membership"),
-    "figure": ("table", "convergence", "sweep", "tables", "embedding", "adaptation", "lengths", "view-attack"),
+    "table": ("table", "pairs", "sweep", "serving", "accounting", "membership", "statistics"),
+    "figure": (
+        *("table", "convergence", "sweep", "serving", "tables", "embedding", "adaptation"),
+        *("lengths", "view-attack", "noise"),
+    ),
 }
-COMPUTED = {"accounting": ("epsilon_public", "certified"), "lengths": ("people", "counted")}
+COMPUTED = {
+    "accounting": ("epsilon_public", "certified"),
+    "lengths": ("people", "counted"),
+    "statistics": ("count", "counted"),
+    "noise": ("noise_scale", "computed"),
+}
 """Kinds that no run is made for: what they show, and what stands in place of a protocol."""
-LISTED = ("sweep", "accounting")
-"""Kinds whose published figures are a list for each value."""
+LISTED = ("sweep", "serving", "accounting", "noise")
+"""Kinds whose published figures are a list for each value, where they have any."""
+COUNTS = ("news", "users", "impressions", "positive samples", "negative samples")
+"""What a table of statistics may count: the names of its rows."""
+SWEPT = ("sweep", "serving")
+"""Kinds that may vary a setting of their runs."""
 OURS = {"method", "data", "fields", "seed", "protocol", "rounds", "data_dir"}
 """Recipe fields that have their own place in a paper's recipe."""
 RUN = {spec.name for spec in fields(Recipe)} - OURS
@@ -64,6 +88,8 @@ class Row:
     """Whether training is known to diverge: that is then what the row shows, and no failure."""
     release: dict[str, Any] = field(default_factory=dict)
     """In an account, what a round tells; the study's own is for all rows."""
+    serving: dict[str, Any] = field(default_factory=dict)
+    """Of a serving study, the fields of the method that its finished model is asked under; none: as it was trained."""
 
     def note_on(self, data: str) -> str:
         return " ".join(filter(None, (self.note, self.notes.get(data, ""))))
@@ -95,7 +121,8 @@ class Study:
     """Settings of a run that differ from data set to data set."""
     rows: list[Row]
     vary: str = ""
-    """In a sweep, what changes: fields.NAME, of the method, or run.NAME, of the run. Of an adaptation, the field."""
+    """In a sweep, what changes: fields.NAME, of the method, or run.NAME, of the run; in a serving study also
+    serving.NAME, of the requests. Of an adaptation, the field."""
     values: list[Any] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     """What the values are called on a page."""
@@ -113,10 +140,18 @@ class Study:
     orders: list[tuple[str, str]] = field(default_factory=list)
     """Names of two rows whose order in the paper is compared with the obtained one."""
 
+    def probe_at(self, row: Row, point: int = 0) -> str:
+        """The probe of the model behind a point; empty where the run itself is shown."""
+        if self.kind != "serving":
+            return probes.probe_of(self.kind, self.vary, self.values, self.attack)
+        place, _, name = self.vary.partition(".")
+        varied = {name: self.points(row)[point]} if place == "serving" and not row.fixed else {}
+        return serving_probe({**row.serving, **varied}) if row.serving else ""
+
     @property
-    def probe(self) -> str:
-        """The probe of its runs' models; empty where there is none."""
-        return probes.probe_of(self.kind, self.vary, self.values, self.attack)
+    def listed(self) -> bool:
+        """Whether a row has a point for each value, and not one line of figures."""
+        return self.kind in LISTED and (self.kind != "serving" or bool(self.vary))
 
     @property
     def label(self) -> str:
@@ -141,9 +176,9 @@ class Study:
         rounds = row.rounds if row.rounds is not None else self.rounds
         if self.vary == "run.rounds" and not row.fixed:
             rounds = value
-        elif self.kind == "sweep" and not row.fixed:
+        elif self.kind in SWEPT and not row.fixed:
             place, _, name = self.vary.partition(".")
-            (fields if place == "fields" else run)[name] = value
+            {"fields": fields, "run": run}.get(place, {})[name] = value
         lengths = {int(match[1]) for metric in self.metrics if (match := re.search(r"@(\d+)$", metric))}
         if "cutoffs" not in run and not lengths <= set(DEFAULTS["cutoffs"]):
             run["cutoffs"] = sorted(lengths.union(DEFAULTS["cutoffs"]))
@@ -161,7 +196,7 @@ def deviations(study: Study, row: Row, data: str, point: int = 0) -> dict[str, f
 
 
 def _printed(study: Study, figures: list[Any], point: int) -> dict[str, float]:
-    if study.kind in LISTED and figures:
+    if study.listed and figures:
         figures = figures[point]
     return {
         metric: figure if metric in QUANTITIES else figure / study.scale
@@ -192,6 +227,8 @@ def check_study(study: Study, where: str, *, load: bool = True) -> None:
     _check_by_data(study, study.run_on, "run_on", dict, where)
     _check_by_data(study, dict.fromkeys(study.optional, ""), "optional", str, where)
     insist_distinct([row.name for row in study.rows], where, "rows named")
+    if study.kind == "statistics":
+        _check_names("count", [row.name for row in study.rows], COUNTS, where)
     for row in study.rows:
         _check_row(study, row, f"{where}, row '{row.name}'", load)
 
@@ -220,20 +257,24 @@ def _check_row(study: Study, row: Row, where: str, load: bool) -> None:
     for part in ("published", "published_sd"):
         for data, figures in getattr(row, part).items():
             _check_figures(study, f"{part}.{data}", figures, where)
-    if row.values and (study.kind != "sweep" or len(row.values) != len(study.values)):
+    if row.values and (study.kind not in SWEPT or len(row.values) != len(study.values)):
         raise HomebodyError(f"{where}: values are for a sweep, and as many as it has ({len(study.values)}).")
-    if row.fixed and (study.kind != "sweep" or row.values):
+    if row.fixed and (study.kind not in SWEPT or not study.vary or row.values):
         raise HomebodyError(f"{where}: fixed is for a row of a sweep that has no values of its own.")
+    if row.serving and study.kind != "serving":
+        raise HomebodyError(f"{where}: serving is for a row of a {study.form} of kind 'serving'.")
+    if study.vary.startswith("serving.") and not row.serving and not row.fixed:
+        raise HomebodyError(f"{where}: its requests have no settings: give it serving, or fixed = true.")
     if row.method is None:
         return
     for data in study.data:
-        for value in study.points(row):
+        for point, value in enumerate(study.points(row)):
             try:
                 recipe = study.recipe(row, data, study.protocols[0], 0, value)
                 recipe.check()
                 method = recipe.build() if load else None
-                if study.probe and method is not None:
-                    probes.refuse(study.probe, method, recipe.method)
+                if (probe := study.probe_at(row, point)) and method is not None:
+                    probes.refuse(probe, method, recipe.method)
             except HomebodyError as error:
                 raise at(where, error) from error
             if data in row.slice and row.slice[data] not in recipe.slices:
@@ -244,9 +285,9 @@ def _check_row(study: Study, row: Row, where: str, load: bool) -> None:
 
 
 def _check_figures(study: Study, name: str, given: Sequence[Any], where: str) -> None:
-    lists = [given] if study.kind not in LISTED else given
+    lists = given if study.listed else [given]
     wanted = f"{len(study.metrics)} figures ({', '.join(study.metrics)})"
-    if study.kind in LISTED and len(given) != len(study.values):
+    if study.listed and len(given) != len(study.values):
         raise HomebodyError(f"{where}: {name} must have {len(study.values)} lists, one for each value.")
     for figures in lists:
         if not isinstance(figures, list) or not all(type(number) in (int, float) for number in figures):
