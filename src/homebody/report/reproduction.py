@@ -81,9 +81,9 @@ ATTACKED = (
     "no attack is right more often than Φ(√T/σ) allows, or its counterpart for ten. Nothing is trained for it."
 )
 SERVED = (
-    "Finished models, asked under other settings of a request. Nothing is trained for it. τ is the share of places of "
-    "a ranking at which noise puts another item, averaged over the test impressions. ε of a request is certified for "
-    "a whole person; it is 0 where nothing is sent."
+    "A model is trained once, and is asked under the request settings of each row that shows it. τ is the share of "
+    "places of a ranking at which noise puts another item, averaged over the test impressions. ε of a request is "
+    "certified for a whole person; it is 0 where nothing is sent."
 )
 EXPLANATIONS = {
     "serving": SERVED,

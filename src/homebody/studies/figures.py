@@ -153,7 +153,7 @@ def ordered(study: Study, lines: Sequence[Mapping[str, Any]]) -> list[str]:
         ours = [line["obtained"].get(study.against, {}).get("metrics", {}) for line in pair]
         printed = [line["published"] for line in pair]
         verdicts_on: dict[bool, list[str]] = {True: [], False: []}
-        for metric in (name for name in study.metrics if all(name in figures for figures in ours)):
+        for metric in (name for name in study.metrics if name != SKEW and all(name in figures for figures in ours)):
             mean, other = (float(figures[metric]["mean"]) for figures in ours)
             above = printed[0][metric] > printed[1][metric] if all(metric in figures for figures in printed) else True
             scaled = (number(value, study.scale) for value in (mean, other))
