@@ -27,7 +27,7 @@ from homebody.data.wordpiece import WordPiece
 from homebody.errors import HomebodyError
 from homebody.files import SHARED, replacing
 from homebody.models.minilm import WIDTH, sentence_vectors
-from homebody.models.news import NAML, NRMS, PLM, NewsEncoder, text_column
+from homebody.models.news import NAML, NRMS, PLM, NewsEncoder, WithIds, text_column
 from homebody.rng import Rng
 
 __all__ = ["news_inputs", "news_start", "text_vectors", "word_vectors"]
@@ -47,7 +47,9 @@ def news_inputs(encoder: NewsEncoder, catalogue: Catalogue, device: torch.device
     """
     known, asked = _inputs.setdefault(catalogue, {}), (encoder, str(device))
     if asked not in known:
-        if isinstance(encoder, PLM):
+        if isinstance(encoder, WithIds):
+            rows = {**news_inputs(encoder.inner, catalogue, device), **encoder.own(catalogue)}
+        elif isinstance(encoder, PLM):
             column = text_column(catalogue, encoder.title, "plm")
             if len(column.texts) != catalogue.n_items:
                 raise HomebodyError(
@@ -64,6 +66,8 @@ def news_inputs(encoder: NewsEncoder, catalogue: Catalogue, device: torch.device
 
 def news_start(encoder: NewsEncoder, catalogue: Catalogue, rng: Rng, words: str = "glove") -> Tree:
     """The parameters that the encoder starts from; `words` is the source, as `word_vectors` takes it."""
+    if isinstance(encoder, WithIds):
+        return {**news_start(encoder.inner, catalogue, rng, words), **encoder.start_own(catalogue, rng)}
     if not isinstance(encoder, NRMS | NAML):
         return encoder.start(catalogue, rng)
     table = word_vectors(encoder.words(catalogue), words, rng.fold("words"), encoder.width)

@@ -276,6 +276,7 @@ def kept_impressions(impressions: Impressions, keep: Mask) -> Impressions:
         impressions.clicked[keep],
         None if impressions.times is None else impressions.times[useful],
         None if impressions.before is None else impressions.before[useful],
+        None if impressions.asked is None else impressions.asked[useful],
     )
 
 

@@ -1,6 +1,6 @@
 """Articles of IBM Watson Studio: who clicked which, with titles and bodies. There are no times and no impressions.
 
-So impressions are drawn: one click of a person among articles that they did not click.
+So impressions are drawn: a click of a person among articles that they did not click.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ FEWEST = 4
 OTHERS = 19
 """Articles that an impression shows beside the one that was clicked."""
 SEED = 0
+AT_ONCE = 4096
+"""Impressions that are drawn together."""
 KINDS: dict[str, Kind] = dict.fromkeys(("title", "description", "body"), "sequence")
 
 
@@ -31,10 +33,12 @@ def read_ibm_articles(folder: Path, *, seed: int = SEED, by_popularity: bool = T
 
     Clicks without a person are left out. The second file has bodies of some articles, and may be packed as `.xz`.
 
-    Everyone with at least four different articles gets one impression: one of these, drawn evenly, and 19 articles that
-    they did not click, drawn without repetition by the number of their clicks. If these were drawn evenly, popularity
-    alone would tell the click. The clicks on the drawn article stand last in the person's history, and the impression
-    came before them. All of it depends on the seed alone.
+    Everyone with at least four different articles gets impressions: one for each different article from the fourth on,
+    of it and of 19 articles that they did not click, drawn without repetition by the number of their clicks. If these
+    were drawn evenly, popularity alone would tell the click. A history is in the order of the file, but for one article
+    of each person, drawn evenly, whose clicks stand last. An impression came before the first click on its article. A
+    model is asked about that of the drawn article alone; the others are for learning. All of it depends on the seed
+    alone.
     """
     path = folder / "user-item-interactions.csv"
     columns = {"article_id": pl.Float64, "title": pl.String, "email": pl.String}
@@ -51,12 +55,13 @@ def read_ibm_articles(folder: Path, *, seed: int = SEED, by_popularity: bool = T
     features, names, notes = described(path.name, people.item_ids, table, KINDS)
     history, lines = _drawn(people, np.random.default_rng([seed, *b"ibm-articles"]), by_popularity)
     how = "by the number of their clicks" if by_popularity else "evenly"
-    many = several(len(lines.users), "person", "people")
+    many = several(len(np.unique(lines.users)), "person", "people")
     if nobody:
         notes.append(f"{several(nobody, 'click names', 'clicks name')} no person: left out.")
     notes.append(
-        f"ibm-articles has no impressions, so they are drawn (seed {seed}): each of {many} with {FEWEST} different "
-        f"articles or more gets one, of a clicked article and {OTHERS} others, drawn {how}."
+        f"ibm-articles has no impressions, so they are drawn (seed {seed}): {many} with {FEWEST} different "
+        f"articles or more get one for each from the fourth on, of that article and {OTHERS} others, drawn {how}; "
+        "one of each person, drawn evenly, is asked about, and the others are for learning alone."
     )
     made = news_population(
         "ibm-articles",
@@ -88,24 +93,34 @@ def _drawn(people: Population, generator: np.random.Generator, by_popularity: bo
     has = np.zeros((people.n_users, people.n_items), dtype=np.bool_)
     has[owner, people.items] = True
     users = np.flatnonzero((has.sum(1) >= FEWEST) & (people.n_items - has.sum(1) >= OTHERS))
-    # Of exponential draws divided by weights, the lowest are a sample without repetition by these weights.
-    click = np.where(has[users], generator.random((len(users), people.n_items)), np.inf).argmin(1)
-    weights = people.popularity if by_popularity else np.ones(people.n_items)
-    keys = generator.exponential(size=(len(users), people.n_items)) / weights
-    others = np.where(has[users], np.inf, keys).argsort(1, kind="stable")[:, :OTHERS]
     chosen = np.full(people.n_users, -1)
-    chosen[users] = click
-    last = people.items == chosen[owner]
-    order = np.lexsort((last, owner))
+    chosen[users] = np.where(has[users], generator.random((len(users), people.n_items)), np.inf).argmin(1)
+    order = np.lexsort((people.items == chosen[owner], owner))
+    items = people.items[order]
+    # An article counts where it stands first: from the fourth different one on, each gets an impression.
+    first = np.unique(owner * people.n_items + items, return_index=True)[1]
+    new = np.zeros(len(items), dtype=np.int64)
+    new[first] = 1
+    place = np.cumsum(new) - new  # different articles of everyone before
+    place -= place[people.indptr[owner]]
+    asked = np.flatnonzero((new > 0) & (place >= FEWEST - 1) & (chosen[owner] >= 0))
+    whose = owner[asked]
+    shown = np.empty((len(asked), OTHERS + 1), dtype=np.int32)
+    shown[:, 0] = items[asked]
+    weights = people.popularity if by_popularity else np.ones(people.n_items)
+    for start in range(0, len(asked), AT_ONCE):
+        some = slice(start, start + AT_ONCE)
+        # Of exponential draws divided by weights, the lowest are a sample without repetition by these weights.
+        keys = generator.exponential(size=(len(whose[some]), people.n_items)) / weights
+        shown[some, 1:] = np.where(has[whose[some]], np.inf, keys).argsort(1, kind="stable")[:, :OTHERS]
     # The click stands at any place, so that no order of equal scores gives it away.
-    shown = np.concatenate([click[:, None], others], axis=1)
     places = generator.random(shown.shape).argsort(1)
-    width = OTHERS + 1
-    return NewsHistory(people.indptr, people.items[order]), NewsLines(
-        users,
+    return NewsHistory(people.indptr, items), NewsLines(
+        whose,
         None,
-        np.arange(len(users) + 1, dtype=np.int64) * width,
-        np.take_along_axis(shown, places, axis=1).ravel().astype(np.int32),
+        np.arange(len(asked) + 1, dtype=np.int64) * (OTHERS + 1),
+        np.take_along_axis(shown, places, axis=1).ravel(),
         (places == 0).ravel(),
-        (people.lengths - np.bincount(owner[last], minlength=people.n_users))[users],
+        asked - people.indptr[whose],
+        items[asked] == chosen[whose],
     )

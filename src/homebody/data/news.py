@@ -39,6 +39,8 @@ class NewsLines(NamedTuple):
     clicked: npt.NDArray[np.bool_]
     before: Longs
     """How many interactions of the user came before each."""
+    asked: npt.NDArray[np.bool_] | None = None
+    """Which a model may be asked about; None: all."""
 
 
 def merged(states: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
@@ -76,7 +78,7 @@ def news_population(
     if not len(lines.users):
         raise HomebodyError(f"No impression of {name} has both a click and something that was not clicked.")
     keys = (lines.users,) if lines.times is None else (lines.times, lines.users)
-    shown = Impressions(lines.users, lines.indptr, lines.items, lines.clicked, lines.times, lines.before)
+    shown = Impressions(lines.users, lines.indptr, lines.items, lines.clicked, lines.times, lines.before, lines.asked)
     return Population(
         name,
         history.indptr,
@@ -118,7 +120,10 @@ def _asking(lines: NewsLines, n_items: int) -> tuple[NewsLines, list[str]]:
     entries = asks[line]
     indptr = np.concatenate([[0], np.cumsum(sizes[asks])]).astype(np.int64)
     times = None if lines.times is None else lines.times[asks]
-    return NewsLines(lines.users[asks], times, indptr, items[entries], clicked[entries], lines.before[asks]), said
+    asked = None if lines.asked is None else lines.asked[asks]
+    return NewsLines(
+        lines.users[asks], times, indptr, items[entries], clicked[entries], lines.before[asks], asked
+    ), said
 
 
 def described(

@@ -210,6 +210,7 @@ def _cold_both(kept: Kept, settings: Mapping[str, float]) -> Parts:
 
 def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     shown, asked, notes = _askable(kept)
+    asked = asked if shown.asked is None else asked[shown.asked[asked]]
     users = shown.users[asked]
     # The first half of each user's impressions is for validation, the rest for test; who has one only, goes to
     # either in turn.
@@ -256,7 +257,9 @@ def _impressions_people(kept: Kept, settings: Mapping[str, float]) -> Parts:
     group = np.zeros(len(kept.lengths), dtype=np.int64)
     group[people] = _groups(kept, len(people), "users", settings)
     part = group[shown.users[usable]]
-    parts: dict[ShownPart, Longs] = {"train": usable[part == 0], "valid": usable[part == 1], "test": usable[part == 2]}
+    asked = usable if shown.asked is None else usable[shown.asked[usable]]
+    held = group[shown.users[asked]]
+    parts: dict[ShownPart, Longs] = {"train": usable[part == 0], "valid": asked[held == 1], "test": asked[held == 2]}
     return _asked_of_shown(kept, shown, parts, _before(kept), group == 0, notes)
 
 

@@ -120,6 +120,8 @@ class Impressions:
     """When each impression was shown, in the source's unit."""
     before: npt.NDArray[np.int64] | None = None
     """How many of the user's interactions came before each impression, if the source says so."""
+    asked: npt.NDArray[np.bool_] | None = None
+    """Which of them a model may be asked about; the others are for learning alone. None: all."""
 
     def taken(self, chosen: npt.NDArray[np.integer[Any]]) -> Impressions:
         """These impressions, in this order.
@@ -140,6 +142,7 @@ class Impressions:
             self.clicked[entries],
             None if self.times is None else self.times[chosen],
             None if self.before is None else self.before[chosen],
+            None if self.asked is None else self.asked[chosen],
         )
 
 
@@ -305,7 +308,11 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
         return None if self.impressions is None else self._impression_problem(self.impressions)
 
     def _impression_problem(self, shown: Impressions) -> str | None:
-        for label, column in (("times", shown.times), ("counts of earlier interactions", shown.before)):
+        for label, column in (
+            ("times", shown.times),
+            ("counts of earlier interactions", shown.before),
+            ("marks of what is asked", shown.asked),
+        ):
             if column is not None and len(column) != len(shown.users):
                 return f"has {len(column)} {label} for {len(shown.users)} impressions"
         if shown.before is not None and np.any((shown.before < 0) | (shown.before > self.lengths[shown.users])):

@@ -48,7 +48,7 @@ from homebody.core import (
     plain_work,
 )
 from homebody.models.adam import adam_start, adam_step
-from homebody.models.news import ENCODERS, NewsEncoder, UserEncoder, filled, find_encoder, find_user_encoder
+from homebody.models.news import ENCODERS, NewsEncoder, UserEncoder, WithIds, filled, find_encoder, find_user_encoder
 from homebody.privacy import Channel
 from homebody.privacy.queries import Query, Vector
 from homebody.rng import Rng
@@ -69,6 +69,7 @@ class FedRec(Method):
     encoder: str = param("plm", "how news become vectors", choices=tuple(ENCODERS))
     d: int = param(400, "numbers of a news vector and of a user vector", low=1)
     heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
+    ids: bool = param(False, "whether a vector of each news item's own is added to what an encoder makes of its text")
     words: str = param(
         "glove", "word vectors that nrms and naml start from: glove, random, or a file in GloVe's format"
     )
@@ -108,7 +109,8 @@ class FedRec(Method):
     @cached_property
     def news(self) -> NewsEncoder:
         kind = find_encoder(self.encoder)
-        return kind(d=self.d, heads=self.heads) if self.encoder == "nrms" else kind(d=self.d)  # type: ignore[call-arg]
+        text = kind(d=self.d, heads=self.heads) if self.encoder == "nrms" else kind(d=self.d)  # type: ignore[call-arg]
+        return WithIds(self.d, text) if self.ids else text
 
     @cached_property
     def user(self) -> UserEncoder:

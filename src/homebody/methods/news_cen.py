@@ -38,6 +38,7 @@ class NewsCentral(Reference):
     encoder: str = param("plm", "how news become vectors", choices=tuple(ENCODERS))
     d: int = param(400, "numbers of a news vector and of a user vector", low=1)
     heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
+    ids: bool = param(False, "whether a vector of each news item's own is added to what an encoder makes of its text")
     words: str = param(
         "glove", "word vectors that nrms and naml start from: glove, random, or a file in GloVe's format"
     )

@@ -306,7 +306,12 @@ def centres(news: Tensor, count: int, rng: Rng) -> Tensor:
 
     The first are drawn far from one another: each with a probability by its squared distance from those before.
     """
+    import os
+
     unit = news / news.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    if os.environ.get("CENTRED", "1") == "1":
+        unit = unit - unit.mean(0)
+        unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-12)
     chosen = [unit[rng.integers(len(unit), 1)]]
     for _ in range(count - 1):
         far = (1 - torch.stack([(unit * one).sum(1) for one in chosen]).max(0).values).clamp(min=0) ** 2

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -41,6 +41,7 @@ __all__ = [
     "NewsById",
     "NewsEncoder",
     "UserEncoder",
+    "WithIds",
     "dropout_mask",
     "encode_many",
     "filled",
@@ -116,8 +117,9 @@ def dropout_mask(rng: Rng, rate: float, count: int, *shape: int) -> Tensor:
     row = 1
     for size in shape:
         row *= size
-    parts = rng.bits(count, -(-row // 4)).view(torch.int16)[:, :row]
-    return (parts >= round(rate * 65536) - 32768).reshape(count, *shape) / (1.0 - rate)
+    bits = rng.bits(count, -(-row // 4))
+    parts = (bits[..., None] >> (16 * torch.arange(4, device=bits.device))) & 0xFFFF
+    return (parts.flatten(1)[:, :row] >= round(rate * 65536)).reshape(count, *shape) / (1.0 - rate)
 
 
 def text_column(catalogue: Catalogue, name: str, encoder: str) -> Column:
@@ -387,6 +389,53 @@ class PLM(NewsEncoder):
         real = (given["plm"] != 0).any(-1, keepdim=True)
         vectors = _seen(given["plm"], given, "keep/plm") @ shared["news/weight"] + shared["news/offset"]
         return torch.where(real, vectors, 0.0)
+
+
+@dataclass(frozen=True)
+class WithIds(NewsEncoder):
+    """What another encoder makes of news, and a vector of each news item's own that is added to it.
+
+    It starts at 0: a news item that nobody was shown is what its text says.
+
+    >>> encoder, two = WithIds(inner=PLM(d=4)), Catalogue(2)
+    >>> shared = encoder.start(two, Rng.of(0))
+    >>> encoder.encode(shared, {"plm": torch.ones(2, 384), "own": torch.tensor([1, -1])}).shape
+    torch.Size([2, 4])
+    """
+
+    inner: NewsEncoder = field(default_factory=PLM)
+
+    @property
+    def user(self) -> str:  # type: ignore[override]
+        return self.inner.user
+
+    @property
+    def light(self) -> bool:  # type: ignore[override]
+        return self.inner.light
+
+    def words(self, catalogue: Catalogue) -> tuple[str, ...]:
+        return self.inner.words(catalogue)
+
+    def inputs(self, catalogue: Catalogue) -> Tree:
+        return {**self.inner.inputs(catalogue), **self.own(catalogue)}
+
+    def own(self, catalogue: Catalogue) -> Tree:
+        """The number of each news item, and -1 for none."""
+        return {"own": NewsById().inputs(catalogue)["item"]}
+
+    def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
+        return {**self.inner.start(catalogue, rng, words), **self.start_own(catalogue, rng)}
+
+    def start_own(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return {"news/own": torch.zeros(catalogue.n_items, self.inner.d, device=rng.key.device)}
+
+    def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
+        return self.inner.masks(rng, rate, given)
+
+    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+        number = given["own"]
+        own = torch.where(number[..., None] >= 0, shared["news/own"][number.clamp(min=0)], 0.0)
+        return self.inner.encode(shared, given) + own
 
 
 def encode_many(

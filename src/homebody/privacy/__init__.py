@@ -20,8 +20,8 @@ from homebody.privacy.events import (
     Unit,
     event_from_json,
 )
-from homebody.privacy.ledger import Entry, Ledger
 from homebody.privacy.impressions import ImpressionReport
+from homebody.privacy.ledger import Entry, Ledger
 from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 from homebody.privacy.ring import Ring
 from homebody.privacy.secure_sum import SecureSum, Skellam
@@ -40,9 +40,9 @@ __all__ = [
     "Gaussian",
     "GaussianRelease",
     "HelpedRelease",
+    "ImpressionReport",
     "Laplace",
     "LaplaceRelease",
-    "ImpressionReport",
     "Ledger",
     "NonPrivate",
     "Observer",

@@ -129,11 +129,12 @@ class ImpressionReport(Stage):
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         whole, click = self.query.event, PureRelease(self.epsilon)
-        parts: list[tuple[Unit, str, Event]] = [("user", "history", whole), ("user", "click", click)]
-        if self.gaussian:
+        told: list[tuple[Unit, str, Event]]
+        if isinstance(whole, PureRelease):
+            told = [("user", "", PureRelease(whole.epsilon + self.epsilon)), ("interaction", "", click)]
+        else:
             # A click may be in the history of one report and the label of another: both are charged, the safe side.
             hidden = PureRelease(self.epsilon, self.delta) if self.padding else whole
-            parts += [("interaction", "history", hidden), ("interaction", "click", click)]
-        else:
-            parts.append(("interaction", "", click))
-        return [Charge(observer, unit, event, part) for observer in OBSERVERS for unit, part, event in parts]
+            told = [("user", "history", whole), ("user", "click", click)]
+            told += [("interaction", "history", hidden), ("interaction", "click", click)]
+        return [Charge(observer, unit, event, part) for observer in OBSERVERS for unit, part, event in told]
