@@ -128,12 +128,15 @@ class ImpressionReport(Stage):
         return Total({}, total.clients, messages=total.sum)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
-        whole, click = self.query.event, PureRelease(self.epsilon)
-        parts: list[tuple[Unit, str, Event]] = [("user", "history", whole), ("user", "click", click)]
+        query, click = self.query, PureRelease(self.epsilon)
+        parts: list[tuple[Unit, str, Event]]
         if self.gaussian:
             # A click may be in the history of one report and the label of another: both are charged, the safe side.
+            whole = query.event
             hidden = PureRelease(self.epsilon, self.delta) if self.padding else whole
+            parts = [("user", "history", whole), ("user", "click", click)]
             parts += [("interaction", "history", hidden), ("interaction", "click", click)]
         else:
-            parts.append(("interaction", "", click))
+            # Both halves are one part of the release: what is charged for one interaction then stands for all of it.
+            parts = [("user", "", PureRelease(query.epsilon + self.epsilon)), ("interaction", "", click)]
         return [Charge(observer, unit, event, part) for observer in OBSERVERS for unit, part, event in parts]
