@@ -29,7 +29,7 @@ from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.text_vectors import news_inputs
 
-__all__ = ["Drawn", "WordReading", "drawn", "read_words"]
+__all__ = ["TABLES", "Drawn", "WordReading", "drawn", "named", "read_words"]
 
 USERS = 100
 TABLES = {"news/word": "words", "news/item": "items"}
@@ -122,8 +122,7 @@ def read_words(
         shown = content.of_items(about.shown)
         truth = content.of_items(about.history[about.read]) & ~shown
         if bool(truth.any()):
-            update = simulator.message(method, shared, user, rng.fold("round"))
-            moved = method.uplink.decoded(update)[table].to("cpu", torch.float64).norm(dim=1)
+            moved = _moved(method, simulator.message(method, shared, user, rng.fold("round")), table)
             guessed = _guessed(moved, shown, truth, noised=method.uplink.facts.noise_on_device)
             clients.append(Read.of(guessed, truth))
             frequent.append(Read.of(_highest(popular, shown, int(guessed.sum())), truth))
@@ -133,6 +132,28 @@ def read_words(
     noised = method.uplink.facts.noise_on_device
     rule = "the rows that moved farthest, as many as there are" if noised else "the rows that moved at all"
     return WordReading(table, rule, tuple(clients), tuple(frequent), len(attacked) - len(clients))
+
+
+def named(method: FedRec, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update) -> list[str]:
+    """The words or items that the server reads off this client's message, as people call them.
+
+    rng: the stream of the round in which it was sent. Empty where devices add noise.
+    """
+    if method.uplink.facts.noise_on_device:
+        return []
+    table = _table(method, shared)
+    content = _Content.of(method, simulator.catalogue, table, len(shared[table]))
+    shown = content.of_items(drawn(method, simulator, shared, user, rng).shown)
+    rows = ((_moved(method, sent, table) > 0) & ~shown).nonzero()[:, 0].tolist()
+    if table == "news/item":
+        return [simulator.split.population.item_name(row) for row in rows]
+    words = method.news.words(simulator.catalogue)
+    return [words[row - 1] for row in rows if row]  # row 0 is of words that training does not know
+
+
+def _moved(method: FedRec, sent: Update, table: str) -> Tensor:
+    """How far each row of the table moved."""
+    return method.uplink.decoded(sent)[table].to("cpu", torch.float64).norm(dim=1)
 
 
 def _table(method: FedRec, shared: Tree) -> str:
@@ -194,7 +215,7 @@ class Drawn(NamedTuple):
     shown: Tensor
     """(C,) the items of the impression that it drew."""
     clicked: Tensor
-    """(C,) which of them were clicked."""
+    """(C,) which of them were clicked; where the client tells one click, that one alone."""
     history: Tensor
     """(L,) the last items of its history before that impression."""
     read: Tensor
@@ -222,11 +243,12 @@ class _Revealed(Method):
         return self.method.init_local(shared, rng)
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
-        hidden = self.method.prepare(data, rng).get("hidden")
+        batch = self.method.prepare(data, rng)
+        hidden, click = batch.get("hidden"), batch.get("click")
         items, clicked, before = drawn_impression(data.shown, rng.fold("impression"), data.items.device)
         history, real = last_items(data, before, self.method.latest)
         read = real if hidden is None else real & ~hidden
-        return {"shown": items, "clicked": clicked, "history": history, "read": read}
+        return {"shown": items, "clicked": clicked if click is None else click > 0.5, "history": history, "read": read}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         return dict(batch), local
