@@ -16,7 +16,7 @@ from tests.audit.news import certified, started
 from torch import Tensor
 
 from homebody.audit import impressions
-from homebody.audit.impressions import Answer, report_stage, tell_apart
+from homebody.audit.impressions import GameAnswer, report_stage, tell_apart
 from homebody.core import Cohort, Update
 from homebody.errors import HomebodyError
 from homebody.federation.wire import encode_tree
@@ -36,7 +36,7 @@ CHANNELS = {
 }
 
 
-def played(method: PrivateRec, **how: Any) -> dict[str, Answer]:
+def played(method: PrivateRec, **how: Any) -> dict[str, GameAnswer]:
     answers = tell_apart(method, *started(method), **{"users": 60, "trials": 4_000, **how})
     assert [one.question for one in answers] == ["one past click", "the click", "a history", "a person"]
     return {one.question: one for one in answers}

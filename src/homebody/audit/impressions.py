@@ -48,7 +48,7 @@ from homebody.text_vectors import news_inputs
 
 __all__ = [
     "TRIALS",
-    "Answer",
+    "GameAnswer",
     "click_likelihood",
     "exact",
     "interest_likelihood",
@@ -76,7 +76,7 @@ def report_stage(channel: Channel) -> ImpressionReport | None:
 
 
 @dataclass(frozen=True)
-class Answer:
+class GameAnswer:
     """How well one question was answered."""
 
     question: str
@@ -114,7 +114,7 @@ def tell_apart(
     confidence: float = 0.95,
     seed: int = 0,
     step: Step = lambda done, total: None,
-) -> list[Answer]:
+) -> list[GameAnswer]:
     """Play the game on reports of a trained model's next round.
 
     users: people whose histories and impressions are used. trials: coins for each question. If the mechanism is right,
@@ -152,10 +152,12 @@ def _certified(stage: ImpressionReport) -> dict[str, tuple[float, float]]:
     }
 
 
-def _answer(question: str, scores: Scores, coins: Coins, certified: tuple[float, float], confidence: float) -> Answer:
+def _answer(
+    question: str, scores: Scores, coins: Coins, certified: tuple[float, float], confidence: float
+) -> GameAnswer:
     epsilon, delta = certified
     lower = bounds.clopper_pearson(scores, coins, delta, confidence)
-    return Answer(question, delong(scores, coins), lower, epsilon, delta)
+    return GameAnswer(question, delong(scores, coins), lower, epsilon, delta)
 
 
 class _Side(NamedTuple):

@@ -114,7 +114,7 @@ def read_words(
     rng = Rng.of(seed, "words")
     generator = np.random.default_rng(int(rng.fold("users").key) % 2**64)
     attacked = np.sort(generator.permutation(simulator.available())[:users])
-    content = _Content.of(method, simulator.catalogue, table, len(shared[table]))
+    content = _NewsContent.of(method, simulator.catalogue, table, len(shared[table]))
     popular = content.frequency(simulator.split.histories().items)
     clients, frequent = [], []
     for done, user in enumerate(attacked.tolist(), start=1):
@@ -142,7 +142,7 @@ def named(method: FedRec, simulator: Simulator, shared: Tree, user: int, rng: Rn
     if method.uplink.facts.noise_on_device:
         return []
     table = _table(method, shared)
-    content = _Content.of(method, simulator.catalogue, table, len(shared[table]))
+    content = _NewsContent.of(method, simulator.catalogue, table, len(shared[table]))
     shown = content.of_items(drawn(method, simulator, shared, user, rng).shown)
     rows = ((_moved(method, sent, table) > 0) & ~shown).nonzero()[:, 0].tolist()
     if table == "news/item":
@@ -181,7 +181,7 @@ def _highest(scores: Tensor, without: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Content:
+class _NewsContent:
     """What is in each news item of the catalogue, as rows of the table that is read."""
 
     rows: Tensor
@@ -189,7 +189,7 @@ class _Content:
     size: int
 
     @classmethod
-    def of(cls, method: FedRec, catalogue: Catalogue, table: str, size: int) -> _Content:
+    def of(cls, method: FedRec, catalogue: Catalogue, table: str, size: int) -> _NewsContent:
         inputs = news_inputs(method.news, catalogue)
         if table == "news/item":
             return cls(inputs["item"][:, None].cpu(), size)
