@@ -18,6 +18,8 @@ whatever the others do: many canaries do not weaken it.
 An attacker among the clients sees every released sum and knows everyone else's update, as ε assumes. It does not know
 which canaries were drawn into a cohort. The public sees the final model only.
 
+Devices that send reports on impressions have canaries of their own: see `homebody.audit.report_canaries`.
+
 `draw_releases` is the short form for a single release: no training, no other people, many draws.
 """
 
@@ -34,6 +36,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody.audit import bounds
+from homebody.audit.impressions import report_stage
+from homebody.audit.report_canaries import WatchedReports
 from homebody.core import Cohort, Collected, Evaluated, Method, Total, Tree, Update, Users, releases
 from homebody.errors import HomebodyError
 from homebody.fit import choose, fit
@@ -142,7 +146,7 @@ def plant(
     relation: Relation = "replace-one"
     for trial in range(trials):
         rng = Rng.of(seed, "canary", trial)
-        watched = _Watched(simulator, (rng.fold("coins").bits(count) & 1).bool(), rng)
+        watched = _watched(method, simulator, (rng.fold("coins").bits(count) & 1).bool(), rng)
 
         def tell(line: Round, trial: int = trial) -> None:
             on_round(trial * sum(ends) + line.step, trials * sum(ends))
@@ -151,7 +155,7 @@ def plant(
         fitted = fit(
             method, watched, rounds=rounds, cohort=cohort, seed=key, delta=delta, evaluate_every=0, on_round=tell
         )
-        ledger, relation = fitted.ledger, watched.nest.relation
+        ledger, relation = fitted.ledger, watched.relation
         coins.append(watched.coins)
         for observer, evidence in {**watched.evidence, "public": watched.in_model(fitted.shared)}.items():
             if evidence is not None:
@@ -373,6 +377,11 @@ class _Watched(Simulator):
 
     nest: _Nest
 
+    @property
+    def relation(self) -> Relation:
+        """Which two data sets a coin decides between."""
+        return self.nest.relation
+
     def available(self, *, public: bool = False) -> Users:
         real = super().available(public=public)
         return real if public else np.concatenate([real, self.first + np.arange(len(self.coins))])
@@ -457,6 +466,14 @@ class _Watched(Simulator):
         return stacks if channel.reads else [total], torch.cat(notes) if notes else torch.zeros(0)
 
 
+def _watched(method: Method, simulator: Simulator, coins: Tensor, rng: Rng) -> _Watched | WatchedReports:
+    """The simulator with canaries: those of reports on impressions are people, not directions of an update."""
+    stage = report_stage(method.uplink)
+    if stage is None:
+        return _Watched(simulator, coins, rng)
+    return WatchedReports(simulator, method.uplink, stage, coins, rng)
+
+
 def _whole(update: Update) -> Update:
     return {name: summable(part) for name, part in update.items()}
 
@@ -514,7 +531,9 @@ def _model(method: Method, simulator: Simulator, rng: Rng) -> tuple[Update, floa
 
 def _check(method: Method, simulator: Simulator, canaries: int | None, trials: int, rng: Rng) -> int:
     """How many canaries there are in a training."""
-    if canaries is None:
+    if canaries is None and report_stage(method.uplink) is not None:
+        canaries = CANARIES
+    elif canaries is None:
         stages = [phase.method or method for phase in method.phases if not phase.public]
         models = [(stage.uplink, _model(stage, simulator, rng)[0]) for stage in stages]
         rooms = [_room(channel, sum(part.numel() for part in model.values())) for channel, model in models]

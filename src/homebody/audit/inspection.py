@@ -18,22 +18,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from homebody.audit.impressions import exact, report_stage
 from homebody.audit.interactions import read_requests
+from homebody.audit.words import TABLES, drawn, named
 from homebody.core import Cohort, Method, Rows, Tree, Update, releases
 from homebody.errors import HomebodyError, several
-from homebody.federation.wire import report_numbers
+from homebody.federation.wire import encode_tree, report_numbers
+from homebody.methods.fedrec import FedRec
+from homebody.methods.privaterec import PrivateRec
 from homebody.privacy import Channel
 from homebody.privacy.assumptions import assumptions
+from homebody.privacy.queries import Attention, Query, truth
 from homebody.privacy.reports import parse_counts_name
 from homebody.privacy.ring import entries_of
-from homebody.privacy.stages import summable
+from homebody.privacy.stages import VectorLaplace, summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["ClientReports", "Inspection", "Report", "Request", "Sealed", "encode", "inspect"]
+__all__ = ["ClientReports", "Inspection", "Report", "Request", "Sealed", "ToldImpression", "encode", "inspect"]
 
 EXCERPT = 24
 """Bytes of each part that are shown."""
+NAMED = 8
+"""Words of a history that are shown."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,8 @@ class Inspection:
     """Empty unless devices ask for rows."""
     reports: ClientReports | None = None
     """Each one-bit report of the message; None: it has none."""
+    impression: ToldImpression | None = None
+    """The report on an impression that the message is; None: it is none."""
     assumes: tuple[str, ...] = ()
     """What a secure sum shows to whom, and what that rests on; empty without one."""
 
@@ -107,12 +116,12 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     """
     ids = simulator.split.population.user_ids
     called = str(user if ids is None else ids[user])
-    if user not in simulator.available():
-        raise HomebodyError(f"User {called} takes no part in training with this split: there is nothing to send.")
     phase = next(phase for phase in method.phases if not phase.public)
     acting = phase.method or method
     rng = Rng.of(seed, phase.name)
-    simulator.begin(acting, rng.fold("clients"))
+    simulator.begin(acting, rng.fold("clients"))  # who takes part depends on what the method needs
+    if user not in simulator.available():
+        raise HomebodyError(f"User {called} takes no part in training with this split: there is nothing to send.")
     shared = acting.init_shared(simulator.catalogue, rng.fold("shared"))
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
     everyone = simulator.available()
@@ -128,6 +137,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     for charge in releases(acting, planned):
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
     seen = _sees(acting, planned)
+    told = _told_impression(acting, simulator, shared, user, rng.fold("round", 1), update)
     size = -(-sum(map(_bits, sent.values())) // 8)
     if acting.uplink.facts.skellam or (acting.uplink.facts.helped and acting.uplink.facts.grid):
         size = entries_of(update) * acting.uplink.ring(entries_of(update), drawn).width
@@ -136,9 +146,14 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
         tuple(_part(name, value) for name, value in sent.items()),
         size,
         {who: View(seen[who], tuple(events)) for who, events in charged.items()},
-        (*(_told_by(request) for request, _ in requests), *_given_away(update, acting.uplink)),
+        (
+            *(_told_by(request) for request, _ in requests),
+            *_given_away(update, acting.uplink),
+            *(_read_off(acting, simulator, shared, user, rng.fold("round", 1), update) if told is None else told.says),
+        ),
         tuple(request for request, _ in requests),
         take_apart(acting, simulator, shared, user, rng.fold("round", 1), update),
+        told,
         assumptions(acting.uplink, drawn),
     )
 
@@ -155,6 +170,9 @@ def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
         "clients": f"the shared parameters of the next round, computed from {summed} over {people}; no one's message",
         "public": f"the final model alone, computed from every round's {summed.removeprefix('the ')}; no one's message",
     }
+    if report_stage(channel) is not None:
+        texts["clients"] = f"the shared parameters of the next round, computed from the reports of {people}; not these"
+        texts["public"] = "the final model alone, computed from the reports of all rounds; no report"
     if (noise := channel.facts.view_noise) is not None:
         texts["views"] = (
             f"the samples, its own gradient, and the mean over this person's views with noise of {noise.scale:g} in "
@@ -186,6 +204,8 @@ def _server(channel: Channel, cohort: Cohort, people: str) -> str:
         return f"this message of {several(facts.reports.k, 'randomised bit')}, and whose it is"
     if facts.responses is not None:
         return f"this message of {cohort.items:,} randomised bits, one for each item, and whose it is"
+    if report_stage(channel) is not None:
+        return "this report, in which interest and click are randomised, and whose it is"
     if facts.noise_on_device:
         return "this message, with the noise that was added on the device, and whose it is"
     return f"this message, every number of it, and whose it is{without}"
@@ -254,13 +274,14 @@ def _given_away(update: Update, channel: Channel) -> list[str]:
     elif facts.responses:
         truth = facts.responses.truth
         lines.append(f"Each bit says whether an entry is there, and is true with probability {truth:.3f}.")
-    else:
+    elif report_stage(channel) is None:
         for name, value in update.items():
             if isinstance(value, Rows):
                 count = len(torch.unique(value.index[value.index >= 0]))
                 lines.append(f"'{name}' names {count:,} of {value.size:,} rows: whoever reads it knows which they are.")
             elif value.ndim and (idle := int((value.reshape(len(value), -1) == 0).all(1).sum())):
-                lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: the others were worked on.")
+                worked = "the others were worked on" if idle < len(value) else "nothing of it was worked on"
+                lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: {worked}.")
     if facts.skellam:
         step, noise = facts.skellam.step(entries_of(update)), facts.skellam.deviation(entries_of(update), 1)
         width = channel.ring(entries_of(update), facts.skellam.parties).width
@@ -269,6 +290,121 @@ def _given_away(update: Update, channel: Channel) -> list[str]:
             f"sent in {several(width, 'byte')}."
         )
     return [*lines, f"Its numbers are whole steps of {facts.grid.step:.3g}."] if facts.grid else lines
+
+
+def _read_off(method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update) -> Iterator[str]:
+    """What a gradient of a news encoder tells of a person's history, and what noise does about it."""
+    noise = next((stage for stage in method.uplink.stages if isinstance(stage, VectorLaplace)), None)
+    if noise is not None:
+        entries = entries_of(sent)
+        yield (
+            f"Each of its {entries:,} numbers has Laplace noise of scale {noise.scale(entries):.3g}; before that, the "
+            f"whole gradient is clipped to an ℓ2 norm of {noise.norm:g}."
+        )
+    readable = isinstance(method, FedRec) and any(table in shared for table in TABLES)
+    if not readable or method.uplink.facts.hides_senders:
+        return
+    assert isinstance(method, FedRec)
+    if words := named(method, simulator, shared, user, rng, sent):
+        kind = "news" if "news/item" in shared else "words"
+        more = f" and {len(words) - NAMED:,} more" if len(words) > NAMED else ""
+        yield (
+            f"Whoever knows what was shown reads {len(words):,} {kind} of this person's history off the rows that "
+            f"are not zero: {', '.join(words[:NAMED])}{more}."
+        )
+
+
+@dataclass(frozen=True)
+class ToldImpression:
+    """A report on an impression: what the device found, and what it tells."""
+
+    mechanism: str
+    epsilon: float
+    """ε of the click, and of one news item of the history."""
+    history_epsilon: float
+    """ε of the whole history; larger where padding hides news."""
+    basis: int
+    found: tuple[float, ...]
+    """The weights that the device found, without noise; of a choice, the number of the basis vector, from 1."""
+    told: tuple[float, ...]
+    """The same as told."""
+    how: str
+    """How the interest is randomised, in a few words."""
+    click: str | None
+    """The news that was clicked; None: none was."""
+    pseudo_click: str | None
+    negatives: tuple[str, ...]
+    shown: int
+    """How many news were shown."""
+    chance: float
+    """The probability that the pseudo-click is the click."""
+    wire_bytes: int
+    """The size of the report as devices send it, with its names and shapes."""
+
+    @property
+    def says(self) -> tuple[str, ...]:
+        """What the message says, in sentences."""
+        if self.mechanism == "choice":
+            interest = f"It says: of {self.basis} basis vectors, number {self.told[0]:g} fits this person best"
+        else:
+            weights = " ".join(f"{weight:.2f}" for weight in self.told)
+            interest = f"It says: the weights of {self.basis} basis vectors are {weights}"
+        click = f"It says: of {self.shown:,} news that were shown, '{self.pseudo_click}' was clicked"
+        honest = f"true with probability {self.chance:.3f}, otherwise any other of them"
+        others = (
+            f"It names {several(len(self.negatives), 'other')} that {'was' if len(self.negatives) == 1 else 'were'}"
+        )
+        return (
+            f"{interest} ({self.how}; ε = {self.history_epsilon:.4g} whatever the history is).",
+            f"{click} ({honest}; ε = {self.epsilon:g}).",
+            f"{others} shown: drawn evenly, and the true click may be among them.",
+            f"Nothing else is in it. As devices send it, it takes {self.wire_bytes:,} bytes, whatever the history is.",
+            "It does tell which impression it is about, and that something in that impression was clicked.",
+        )
+
+
+def _told_impression(
+    method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update
+) -> ToldImpression | None:
+    """What is in this message of a round; None where it is no report on an impression."""
+    stage = report_stage(method.uplink)
+    if stage is None or not isinstance(method, PrivateRec):
+        return None
+    about, query, n_items = drawn(method, simulator, shared, user, rng), stage.query, simulator.catalogue.n_items
+    history, real = about.history.to(simulator.device), (about.history < n_items).to(simulator.device)
+    news = method.vectors(shared, simulator.catalogue, history)
+    interest = method.interest(shared, news, real, real & ~about.read.to(simulator.device))
+    without, told = exact(query, interest), summable(sent[stage.told])
+    count = int((about.shown < n_items).sum())
+
+    def called(item: int) -> str | None:
+        return simulator.split.population.item_name(item) if 0 <= item < n_items else None
+
+    clicks = about.shown[about.clicked].tolist()
+    first, *others = (called(item) for item in summable(sent["news"]).tolist())
+    chosen = stage.mechanism == "choice"
+    return ToldImpression(
+        stage.mechanism,
+        stage.epsilon,
+        query.epsilon,
+        stage.basis,
+        (int(without.argmax()) + 1,) if chosen else tuple(without.tolist()),
+        (int(told) + 1,) if chosen else tuple(told.tolist()),
+        _randomisation(query, stage.basis),
+        called(clicks[0]) if clicks else None,
+        first,
+        tuple(name for name in others if name is not None),
+        count,
+        float(truth(stage.epsilon, torch.tensor(count))),
+        len(encode_tree(sent)),
+    )
+
+
+def _randomisation(query: Query, basis: int) -> str:
+    if isinstance(query, Attention):
+        kind = "Laplace noise of scale" if query.noise == "laplace" else "Gaussian noise of deviation"
+        return f"{kind} {query.scale:.3g} in each"
+    return f"true with probability {float(truth(query.epsilon, torch.tensor(basis))):.3f}, otherwise any other"
 
 
 @dataclass(frozen=True)

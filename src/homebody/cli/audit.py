@@ -32,6 +32,7 @@ OWN = {
     "linkage": ("users",),
     "membership": ("people", "shadows", "rounds"),
     "view": ("users", "target", "feature", "sigma", "participations", "confidence"),
+    "words": ("users", "trials", "confidence"),
 }
 """The options of each attack."""
 
@@ -44,11 +45,16 @@ def audit(
             help="interactions: the server guesses interactions from uploads; canary: synthetic people take part, and "
             "observers detect them, which tests the ledger's ε; linkage: the server links the reports of one device "
             "behind the proxy; membership: anyone infers from the final model who was in its training; view: one app "
-            "infers what another app of the same person knows."
+            "infers what another app of the same person knows; words: the server reads clicked words off the gradient "
+            "of a news encoder, or tells two people apart by a certified report."
         ),
     ],
     users: Annotated[
-        int | None, Option(help="interactions, linkage, view: clients to attack.", show_default="100, 300, 30")
+        int | None,
+        Option(
+            help="interactions, linkage, view, words: clients to attack.",
+            show_default="100, 300, 30, 100; 300 with reports",
+        ),
     ] = None,
     canaries: Annotated[
         int | None,
@@ -57,10 +63,18 @@ def audit(
             show_default="1,000, or as many as an update has entries",
         ),
     ] = None,
-    trials: Annotated[int | None, Option(help="canary: how many times to train.", show_default="1")] = None,
+    trials: Annotated[
+        int | None,
+        Option(
+            help="canary: how many times to train; words: reports for each question, of a certified run.",
+            show_default="1, 20,000",
+        ),
+    ] = None,
     confidence: Annotated[
         float | None,
-        Option(help="canary, view: the probability that a correct ledger passes.", show_default="0.95, 0.99"),
+        Option(
+            help="canary, view, words: the probability that a correct ledger passes.", show_default="0.95, 0.99, 0.95"
+        ),
     ] = None,
     people: Annotated[
         int | None, Option(help="membership: people to test, half of them members.", show_default="all")
@@ -108,7 +122,7 @@ def audit(
 
         trust_folder(run, options.warn)
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
-    attacks |= {"view": _view}
+    attacks |= {"view": _view, "words": _words}
     target = _reopened(run, seed, as_json)
     result, show = attacks[attack](target, given)
     recipe, fitted = target.recipe, target.fitted
@@ -239,6 +253,26 @@ def _view(target: Target, given: dict[str, Any]) -> Attacked:
         return read_view(fitted.method, runtime, fitted.shared, seed=seed, step=step, **wanted), _print_view
 
 
+def _words(target: Target, given: dict[str, Any]) -> Attacked:
+    from homebody.audit.impressions import report_stage, tell_apart
+    from homebody.audit.words import read_words
+
+    _, fitted, runtime, _, seed, quiet = target
+    if (stage := report_stage(fitted.method.uplink)) is None:
+        for name in ("trials", "confidence"):
+            if name in given:
+                raise HomebodyError(f"--{name} is for runs that send reports on impressions: leave it out.")
+        with _bar("messages read", quiet) as step:
+            reading = read_words(fitted.method, runtime, fitted.shared, seed=seed, step=step, **given)
+        return reading.as_dict(), _print_words
+    with _bar("parts of the game", quiet) as step:
+        answers = tell_apart(fitted.method, runtime, fitted.shared, seed=seed, step=step, **given)
+    result: dict[str, Any] = {"reads": "reports", "mechanism": stage.mechanism, "padding": stage.padding}
+    result |= {"confidence": given.get("confidence", 0.95), "trials": answers[0].lower.coins}
+    result |= {"questions": [answer.as_dict() for answer in answers]}
+    return {**result, "contradicted": any(answer.contradicted for answer in answers)}, _print_game
+
+
 def _numbers(name: str, text: str | None) -> list[float]:
     try:
         return [float(number) for number in text.split(",")] if text else []
@@ -333,7 +367,7 @@ def _print_findings(findings: list[Finding], facts: dict[str, Any], method: str)
                 finding.observer,
                 epsilon_text(facts["epsilon"][finding.observer]),
                 epsilon_text(finding.certified),
-                "not measured" if lower is None else f"{lower.epsilon:.2f}",
+                "–" if lower is None else f"{lower.epsilon:.2f}",
                 "" if finding.gaussian is None else f"{finding.gaussian.epsilon:.2f}",
                 "" if lower is None else f"{(counted or lower).guesses:,}",
                 "" if lower is None else f"{(counted or lower).right:,}",
@@ -458,6 +492,64 @@ def _membership_remarks(result: dict[str, Any]) -> Iterator[str]:
     yield from result["notes"]
     if result["contradicted"]:
         yield "CONTRADICTED: an attack gets further than the certified ε allows"
+
+
+def _print_words(result: dict[str, Any], method: str) -> None:
+    from homebody.report.words import epsilon as epsilon_text
+
+    frequent = f"most frequent {result['kind']}"
+    rows = [
+        (name, *_interval(result[f"{part}precision"]), *_interval(result[f"{part}recall"]))
+        for name, part in (("the gradient", ""), (frequent, "frequent_"))
+    ]
+    skipped = f"; {several(result['skipped'], 'client')} without any left out" if result["skipped"] else ""
+    epsilon = epsilon_text(result["epsilon"]["server"])
+    _print(
+        f"{method}: which {result['kind']} were clicked? {several(result['users'], 'client')}, one message each",
+        ("guessed from", "precision", "95 %", "recall", "95 %"),
+        rows,
+        (
+            f"read from '{result['table']}': {result['rule']}, without those in the shown news",
+            f"to be found: {result['kind']} of the history before the impression, not in the shown news{skipped}",
+            f"{frequent}: as many guesses, by how often they are in everyone's histories",
+            *_stages(result),
+            f"ε certified against the server, one user, over the whole training: {epsilon}",
+        ),
+        no_wrap=True,
+    )
+
+
+def _print_game(result: dict[str, Any], method: str) -> None:
+    rows = []
+    for answer in result["questions"]:
+        area, interval = _interval(answer["auc"])
+        above = " ABOVE" if answer["contradicted"] else ""
+        bounds = f"{answer['lower']['epsilon']:.3f}{above}", f"{answer['certified']:.4g}"
+        rows.append((answer["question"], area, interval, f"{answer['allowed_auc']:.3f}", *bounds))
+    _print(
+        f"{method}: which of two is it? {result['trials']:,} reports for each question",
+        ("the two differ in", "AUC", "95 %", "AUC,\nat most", "ε,\nat least", "ε,\ncertified"),
+        rows,
+        _game_remarks(result),
+        no_wrap=True,
+    )
+
+
+def _game_remarks(result: dict[str, Any]) -> Iterator[str]:
+    yield "one past click: one news item of the history is another; the click: another of the shown news was clicked"
+    yield "a history: another person's; a person: another history and another click"
+    yield "guessed by the likelihood ratio of one report; 0.5 is chance; at most: what certified ε allows any attack"
+    if result["padding"]:
+        yield "with padding the likelihood is estimated; an exact one could tell more"
+    deltas = sorted({answer["at_delta"] for answer in result["questions"]} - {0.0})
+    if deltas:
+        yield f"ε of a history is at δ = {', '.join(f'{delta:.3g}' for delta in deltas)}"
+    yield "certified: for one report; over a training reports add up"
+    yield from _stages(result)
+    if result["contradicted"]:
+        yield "CONTRADICTED: a report tells more than its certified ε allows"
+    error = 1 - result["confidence"]
+    yield f"if the reports are as stated, anything is contradicted with a probability of at most {error:.3g}"
 
 
 TOWERS = {

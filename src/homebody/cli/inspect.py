@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.audit.inspection import ClientReports, Inspection, Report, Request
+    from homebody.audit.inspection import ClientReports, Inspection, Report, Request, ToldImpression
 
 __all__ = ["inspect"]
 
@@ -45,7 +45,7 @@ def inspect(
         prepared, split = prepare(recipe, watcher)
     built = federated(prepared, method)
     runtime = simulator(recipe, split)
-    number = int(runtime.available()[0]) if user is None else split.population.user(user)
+    number = int(split.members(built.needs)[0]) if user is None else split.population.user(user)
     inspection = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
     said = {"method": recipe.method, "data": given.typed["data"], "seed": seed, **inspection.as_dict()}
     options.answer(said, as_json, lambda: _print(inspection, recipe.short_method))
@@ -74,10 +74,29 @@ def _print(inspection: Inspection, method: str) -> None:
     console.print(views)
     if inspection.reports:
         _print_reports(console, inspection.reports)
+    if inspection.impression:
+        _print_impression(console, inspection.impression)
     for request in inspection.requests:
         if request.always:
             console.print(_always(request))
     say(console, *inspection.tells, *inspection.assumes)
+
+
+def _print_impression(console: Console, report: ToldImpression) -> None:
+    """What the device found, beside what it tells."""
+    table = options.table(("the report", "found on the device", "told"), title="one report on one impression")
+
+    def interest(numbers: tuple[float, ...]) -> str:
+        if report.mechanism == "choice":
+            return f"choice {numbers[0]:g} of {report.basis}"
+        return " ".join(f"{number:.2f}" for number in numbers)
+
+    table.add_row("interest", interest(report.found), interest(report.told))
+    table.add_section()
+    table.add_row("click", report.click or "none", report.pseudo_click or "none")
+    table.add_section()
+    table.add_row("negatives", "", "\n".join(report.negatives))
+    console.print(table)
 
 
 def _print_reports(console: Console, sent: ClientReports) -> None:

@@ -134,6 +134,7 @@ class ImpressionReport(Stage):
             told = [("user", "", PureRelease(whole.epsilon + self.epsilon)), ("interaction", "", click)]
         else:
             # A click may be in the history of one report and the label of another: both are charged, the safe side.
+            whole = query.event
             hidden = PureRelease(self.epsilon, self.delta) if self.padding else whole
             told = [("user", "history", whole), ("user", "click", click)]
             told += [("interaction", "history", hidden), ("interaction", "click", click)]
