@@ -41,7 +41,7 @@ from homebody.methods.privaterec import PrivateRec
 from homebody.models.news import encode_many
 from homebody.privacy import Channel
 from homebody.privacy.impressions import ImpressionReport
-from homebody.privacy.queries import Attention, Query, clipped, truth
+from homebody.privacy.queries import Attention, Mechanism, clipped, truth
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.text_vectors import news_inputs
@@ -319,7 +319,7 @@ def _chosen(coins: Tensor, first: _Side, other: _Side) -> _Side:
     )
 
 
-def exact(query: Query, interest: Tensor) -> Tensor:
+def exact(query: Mechanism, interest: Tensor) -> Tensor:
     """(…, B) what would be told of an interest without noise; a choice is 1 at its place.
 
     >>> from homebody.privacy.queries import Choice
@@ -331,7 +331,7 @@ def exact(query: Query, interest: Tensor) -> Tensor:
     return query.server(interest.nan_to_num().argmax(-1))
 
 
-def interest_likelihood(query: Query, told: Tensor, interest: Tensor) -> Tensor:
+def interest_likelihood(query: Mechanism, told: Tensor, interest: Tensor) -> Tensor:
     """log P[told | interest], less what is the same for all interests (…, B)."""
     without = exact(query, interest).double()
     if not isinstance(query, Attention):

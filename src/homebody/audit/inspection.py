@@ -28,7 +28,7 @@ from homebody.methods.fedrec import FedRec
 from homebody.methods.privaterec import PrivateRec
 from homebody.privacy import Channel
 from homebody.privacy.assumptions import assumptions
-from homebody.privacy.queries import Attention, Query, truth
+from homebody.privacy.queries import Attention, Mechanism, truth
 from homebody.privacy.reports import parse_counts_name
 from homebody.privacy.ring import entries_of
 from homebody.privacy.stages import VectorLaplace, summable
@@ -400,7 +400,7 @@ def _told_impression(
     )
 
 
-def _randomisation(query: Query, basis: int) -> str:
+def _randomisation(query: Mechanism, basis: int) -> str:
     if isinstance(query, Attention):
         kind = "Laplace noise of scale" if query.noise == "laplace" else "Gaussian noise of deviation"
         return f"{kind} {query.scale:.3g} in each"

@@ -245,7 +245,7 @@ class _Revealed(Method):
     def prepare(self, data: Data, rng: Rng) -> Batch:
         batch = self.method.prepare(data, rng)
         hidden, click = batch.get("hidden"), batch.get("click")
-        items, clicked, before = drawn_impression(data.shown, rng.fold("impression"), data.items.device)
+        items, clicked, before = drawn_impression(data.shown, rng.private.fold("impression"), data.items.device)
         history, real = last_items(data, before, self.method.latest)
         read = real if hidden is None else real & ~hidden
         return {"shown": items, "clicked": clicked if click is None else click > 0.5, "history": history, "read": read}

@@ -50,7 +50,7 @@ from homebody.core import (
 from homebody.models.adam import adam_start, adam_step
 from homebody.models.news import ENCODERS, NewsEncoder, UserEncoder, WithIds, filled, find_encoder, find_user_encoder
 from homebody.privacy import Channel
-from homebody.privacy.queries import Query, Vector
+from homebody.privacy.queries import Mechanism, Vector
 from homebody.rng import Rng
 from homebody.settings import Range
 from homebody.text_vectors import news_inputs, news_start
@@ -136,10 +136,10 @@ class FedRec(Method):
         return {"key": rng.private.fold("query").next_key()}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
-        items, clicked, before = drawn_impression(data.shown, rng.fold("impression"), data.items.device)
-        candidate, there = self._candidates(items, clicked, data.catalogue.n_items, rng)
+        items, clicked, before = drawn_impression(data.shown, rng.private.fold("impression"), data.items.device)
+        candidate, there = self._candidates(items, clicked, data.catalogue.n_items, rng.private)
         history, real = last_items(data, before, self.latest)
-        batch = {"real": real, "there": there}
+        batch = {"real": real, "there": there, "shown": (items < data.catalogue.n_items).sum()}
         for name, some in (("history", history), ("candidate", candidate)):
             rows = self._rows(data.catalogue, some)
             masks = self.news.masks(rng.fold(name), self.dropout, rows) if self.dropout else {}
@@ -195,7 +195,9 @@ class FedRec(Method):
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         history, real = last_items(data, data.valid.sum(), self.latest)
         news = self.vectors(shared, data.catalogue, history)
-        person = self.asked(shared, news, real, Rng(local["key"]).fold(data.valid.sum()))
+        # The same noise under two models would cancel out between them.
+        stream = Rng(local["key"]).fold(fingerprint(shared), data.valid.sum())
+        person = self.asked(shared, news, real, stream)
         return self.vectors(shared, data.catalogue, items) @ person
 
     def vectors(self, shared: Tree, catalogue: Catalogue, items: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ class FedRec(Method):
         return mechanism.server(mechanism.device(person, rng))
 
     @property
-    def serving(self) -> Query:
+    def serving(self) -> Mechanism:
         """The mechanism of a request."""
         return Vector(
             self.serving_epsilon,
@@ -225,6 +227,12 @@ class FedRec(Method):
             self.serving_guarantee,  # type: ignore[arg-type]
             self.d,
         )
+
+
+def fingerprint(shared: Tree) -> Tensor:
+    """A number that differs from model to model."""
+    sums = [value.to(torch.float64).sum() for name, value in shared.items() if name != INDEX]
+    return torch.stack(sums).sum().view(torch.int64)
 
 
 def given(batch: Batch, name: str) -> Mapping[str, Tensor]:

@@ -21,8 +21,9 @@ computes the gradients itself, as often as it likes. A person is the mean of the
 no gradient. `mechanism` is the paper's noise on the weights (`attention`), or randomised response on the one basis
 vector that fits best (`choice`).
 
-In a certified run everyone reports once a round, by default `reports` times in all. The server keeps all reports, and
-takes `steps` steps of Adam after each round. The basis starts as the centres of clusters of the catalogue's news, which
+In a certified run everyone reports on one of their impressions in each round, by default in `reports` rounds. The server
+takes `steps` steps of Adam on the reports of the last `memory` rounds after each, and shares a running mean of its
+parameters. The basis starts as the centres of clusters of the catalogue's news, which
 are public.
 """
 
@@ -44,7 +45,7 @@ from homebody.models.adam import adam_start, adam_step
 from homebody.models.news import MeanUser, UserEncoder, encode_many, filled
 from homebody.privacy import Channel
 from homebody.privacy.impressions import ImpressionReport
-from homebody.privacy.queries import Attention, Choice, Query, before_padding, normalised
+from homebody.privacy.queries import Attention, Choice, Mechanism, before_padding, normalised
 from homebody.rng import Rng
 from homebody.settings import Range
 from homebody.text_vectors import news_inputs
@@ -76,8 +77,12 @@ class PrivateRec(FedRec):
     delta: float = param(1e-3, "δ_t of Gaussian noise", above=0, high=0.5)
     padding: float = param(0.0, "p, the chance that a news of the history is hidden", low=0, high=0.99)
     sharpness: float = param(1.0, "by how much u bᵀ/√d is multiplied", above=0, search=Range(1, 32, log=True))
-    reports: int = param(3, "how often a person reports in a certified run, where --rounds says nothing", low=1)
-    steps: int = param(100, "steps of the server after a round of reports", low=1)
+    reports: int = param(30, "how often a person reports in a certified run, where --rounds says nothing", low=1)
+    steps: int = param(20, "steps of the server after a round of reports", low=1)
+    memory: int = param(1, "rounds whose reports the server trains on; 0: all", low=0)
+    averaging: float = param(
+        0.99, "weight of the past in the server's running mean of its parameters", low=0, high=0.9999
+    )
     batch_size: int = param(128, "reports in such a step", low=1)
     query: str = param(
         "",
@@ -153,8 +158,9 @@ class PrivateRec(FedRec):
     def init_server(self, shared: Tree) -> Tree:
         state = adam_start(shared)
         if self.certified:
+            state |= {f"learnt/{name}": value for name, value in shared.items()}
             none = {"news": (0, self.negatives + 1), self._stage.told: (0,) if self.chooses else (0, self.basis)}
-            kinds = {"weights": torch.float32}
+            kinds = {"weights": torch.float16}
             for name, shape in none.items():
                 kind = kinds.get(name, torch.int32)
                 state[f"told/{name}"] = torch.zeros(shape, dtype=kind, device=shared["pad"].device)
@@ -165,10 +171,10 @@ class PrivateRec(FedRec):
             batch = super().prepare(data, rng)
             batch["hidden"] = self._hidden(batch["real"], rng)
             batch["noise"] = self._unit_noise(rng.private.fold("noise"))
-            return self._permuted(batch, data, rng)
-        items, clicked, before = drawn_impression(data.shown, rng.fold("impression"), data.items.device)
+            return self._permuted(batch, rng.private.fold("permute"))
+        items, clicked, before = drawn_impression(data.shown, rng.private.fold("impression"), data.items.device)
         history, real = last_items(data, before, self.latest)
-        click = torch.where(clicked, rng.fold("click").uniform(len(items)), -1.0).argmax(0)
+        click = torch.where(clicked, rng.private.fold("click").uniform(len(items)), -1.0).argmax(0)
         place = torch.arange(len(items), device=items.device)
         return {
             "shown": torch.where(items < data.catalogue.n_items, items, -1).float(),
@@ -195,18 +201,16 @@ class PrivateRec(FedRec):
         inside, small = before_padding(epsilon, delta, self.padding)
         return Attention(inside, small, theta, noise, guarantee, self.basis)  # type: ignore[arg-type]
 
-    def _permuted(self, batch: Batch, data: Data, rng: Rng) -> Batch:
+    def _permuted(self, batch: Batch, rng: Rng) -> Batch:
         """The click re-drawn among the k + 1 candidates with probability ∝ e^{βy}, β = max(0, log(k e^ε / (C − 1)))."""
         there, k = batch["there"], self.negatives
-        if self.noise == "none" or data.shown is None:
+        if self.noise == "none":
             return batch
-        shown = drawn_impression(data.shown, rng.fold("impression"), data.items.device)[0]
-        others = ((shown < data.catalogue.n_items).sum() - 1).clamp(min=1)
+        others = (batch["shown"] - 1).clamp(min=1)
         beta = (math.log(k) + self.epsilon - others.log()).clamp(min=0)
         count = there.sum()
         stays = beta.exp() / (beta.exp() + (count - 1).clamp(min=0))
-        stream = rng.private.fold("permute")
-        toss, other = stream.uniform(2).unbind()
+        toss, other = rng.uniform(2).unbind()
         step = 1 + (other * (count - 1).clamp(min=1)).floor().to(torch.int64)
         first = torch.where((toss < stays.nan_to_num(1.0)) | (count < 2), 0, step)
         place = torch.arange(k + 1, device=there.device)
@@ -241,16 +245,21 @@ class PrivateRec(FedRec):
             return super().server(shared, state, total)
         if total.catalogue is None:
             raise HomebodyError("The server needs the catalogue to train on reports.")
-        told = {name: torch.cat([state[f"told/{name}"], value]) for name, value in total.messages.items()}
+        kept = self.memory * total.clients
+        told = {name: torch.cat([state[f"told/{name}"], value])[-kept:] for name, value in total.messages.items()}
         inputs = news_inputs(self.news, total.catalogue, shared["pad"].device)
         state = {**state, **{f"told/{name}": value for name, value in told.items()}}
         count = len(told["news"])
+        learnt = {name: state[f"learnt/{name}"] for name in shared}
         for _ in range(self.steps):
-            rng = Rng.of(0, "server", int(state["step"]), device=shared["pad"].device)
+            step = int(state["step"])
+            rng = Rng.of(0, "server", step, device=shared["pad"].device)
             some = rng.fold("reports").integers(count, min(self.batch_size, count))
-            gradient = self.gradient(shared, {name: value[some] for name, value in told.items()}, inputs, rng)
-            shared, state = adam_step(shared, state, gradient, self.learning_rate, (0.9, 0.99))
-        return shared, state
+            gradient = self.gradient(learnt, {name: value[some] for name, value in told.items()}, inputs, rng)
+            learnt, state = adam_step(learnt, state, gradient, self.learning_rate, (0.9, 0.99))
+            past = min(self.averaging, step / (step + 10))  # what the first steps begin with is soon forgotten
+            shared = {name: past * value + (1 - past) * learnt[name] for name, value in shared.items()}
+        return shared, {**state, **{f"learnt/{name}": value for name, value in learnt.items()}}
 
     def gradient(self, shared: Tree, told: Tree, inputs: Tree, rng: Rng | None = None) -> Tree:
         """The mean gradient of these reports: that which devices would compute from what they told.
@@ -264,7 +273,8 @@ class PrivateRec(FedRec):
         if rng is not None and self.dropout:
             rows |= self.news.masks(rng.fold("masks"), self.dropout, rows)
         vectors, back = encode_many(self.news, shared, rows)
-        weights = self._stage.query.server(told[self._stage.told])
+        given = told[self._stage.told]
+        weights = self._stage.query.server(given.float() if given.is_floating_point() else given)
 
         def loss(vectors: Tensor, basis: Tensor) -> Tensor:
             empty = vectors.new_zeros(there.numel(), vectors.shape[1])
@@ -283,11 +293,12 @@ class PrivateRec(FedRec):
         interest = self.interest(shared, news, real, self._hidden(real, rng) if self.query and self.padding else None)
         if self.query:
             return self.serving.server(self.serving.device(interest, rng.fold("query"))) @ shared["basis"]
-        weights = Choice(1.0, basis=self.basis).server(interest.argmax(-1)) if self.chooses else interest.softmax(-1)
+        best = torch.arange(self.basis, device=interest.device) == interest.argmax(-1, keepdim=True)
+        weights = best.to(interest.dtype) if self.chooses else interest.softmax(-1)
         return weights @ shared["basis"]
 
     @property
-    def serving(self) -> Query:
+    def serving(self) -> Mechanism:
         if self.query == "choice":
             return Choice(before_padding(self.serving_epsilon, 0.0, self.padding)[0], basis=self.basis)
         attention = self._query(
@@ -302,16 +313,13 @@ def clipped_softly(weights: Tensor, theta: float) -> Tensor:
 
 
 def centres(news: Tensor, count: int, rng: Rng) -> Tensor:
-    """(count, d) the centres of clusters of the news by their directions, as long as news are on average.
+    """(count, d) the centres of clusters of the news by their directions from the mean, as long as news on average.
 
     The first are drawn far from one another: each with a probability by its squared distance from those before.
     """
-    import os
-
     unit = news / news.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    if os.environ.get("CENTRED", "1") == "1":
-        unit = unit - unit.mean(0)
-        unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    unit = unit - unit.mean(0)
+    unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-12)
     chosen = [unit[rng.integers(len(unit), 1)]]
     for _ in range(count - 1):
         far = (1 - torch.stack([(unit * one).sum(1) for one in chosen]).max(0).values).clamp(min=0) ** 2

@@ -12,11 +12,14 @@ from torch import Tensor
 from homebody.core import CALL, HEAD_BYTES, Cohort, Total, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, Event, PureRelease, Unit
-from homebody.privacy.queries import Attention, Choice, Query, before_padding, randomised
+from homebody.privacy.queries import Attention, Choice, Mechanism, before_padding, randomised
 from homebody.privacy.stages import Facts, Stage, check_number
 from homebody.rng import Rng
 
 __all__ = ["ImpressionReport"]
+
+LARGEST = 6e4
+"""The largest weight that is sent: they take 16 bits each."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class ImpressionReport(Stage):
         return self.mechanism == "attention" and self.noise == "gaussian"
 
     @property
-    def query(self) -> Query:
+    def query(self) -> Mechanism:
         """How the interest is told."""
         epsilon, delta = before_padding(self.epsilon, self.delta if self.gaussian else 0.0, self.padding)
         if self.mechanism == "choice":
@@ -99,6 +102,8 @@ class ImpressionReport(Stage):
 
     def device(self, update: Update, rng: Rng) -> Update:
         told = self.query.device(update["interest"], rng.fold("interest"))
+        if told.is_floating_point():
+            told = told.clamp(-LARGEST, LARGEST).to(torch.float16)  # after the noise, so it tells no more
         return {self.told: told, "news": self._news(update["shown"], update["click"], rng)}
 
     @property
@@ -134,7 +139,6 @@ class ImpressionReport(Stage):
             told = [("user", "", PureRelease(whole.epsilon + self.epsilon)), ("interaction", "", click)]
         else:
             # A click may be in the history of one report and the label of another: both are charged, the safe side.
-            whole = query.event
             hidden = PureRelease(self.epsilon, self.delta) if self.padding else whole
             told = [("user", "history", whole), ("user", "click", click)]
             told += [("interaction", "history", hidden), ("interaction", "click", click)]

@@ -37,7 +37,7 @@ from homebody.rng import Rng
 __all__ = [
     "Attention",
     "Choice",
-    "Query",
+    "Mechanism",
     "Vector",
     "analytic_multiplier",
     "attention_l1",
@@ -107,7 +107,8 @@ def analytic_multiplier(epsilon: float, delta: float) -> float:
 
 def truth(epsilon: float, places: Tensor) -> Tensor:
     """The probability of the true one of so many places in randomised response: e^ε / (e^ε + places − 1)."""
-    return _SHRUNK / (1 + (places.to(torch.float64) - 1) * math.exp(-epsilon))
+    many = places.to(torch.float64)
+    return torch.maximum(_SHRUNK / (1 + (many - 1) * math.exp(-epsilon)), 1 / many.clamp(min=1))
 
 
 def randomised(place: Tensor, places: Tensor, epsilon: float, rng: Rng) -> Tensor:
@@ -118,13 +119,13 @@ def randomised(place: Tensor, places: Tensor, epsilon: float, rng: Rng) -> Tenso
     """
     toss, other = ((bits >> 12) & (2**52 - 1) for bits in rng.bits(2))
     honest = (truth(epsilon, places) * 2**52).floor().to(torch.int64)
-    # Of 2³¹ numbers, each place gets its share, give or take one: `truth` is shrunk by far more than that.
-    step = 1 + (((other >> 21) * (places - 1).clamp(min=1)) >> 31)
+    # Of 2⁴⁴ numbers, each place gets its share, give or take one: `truth` is shrunk by far more than that.
+    step = 1 + (((other >> 8) * (places - 1).clamp(min=1)) >> 44)
     return torch.where((toss < honest) | (places < 2), place, (place + step) % places.clamp(min=1))
 
 
 @dataclass(frozen=True)
-class Query:
+class Mechanism:
     """What a device tells once, at (ε, δ) for whatever its person did."""
 
     epsilon: float
@@ -145,12 +146,12 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Choice(Query):
+class Choice(Mechanism):
     """Which of B fits best, by randomised response.
 
     >>> mechanism = Choice(epsilon=50.0, basis=3)
     >>> told = mechanism.device(torch.tensor([0.1, 0.7, 0.2]), Rng.of(0))
-    >>> told.item(), mechanism.server(told).tolist()
+    >>> told.item(), mechanism.server(told).round(decimals=4).tolist()
     (1, [0.0, 1.0, 0.0])
     """
 
@@ -161,11 +162,14 @@ class Choice(Query):
         return randomised(interest.nan_to_num().argmax(-1), places, self.epsilon, rng).to(torch.int32)
 
     def server(self, told: Tensor) -> Tensor:
-        return (torch.arange(self.basis, device=told.device) == told[..., None]).to(torch.float32)
+        """The chance of each, where all are equally likely before."""
+        true = float(truth(self.epsilon, torch.tensor(self.basis)))
+        same = torch.arange(self.basis, device=told.device) == told[..., None]
+        return torch.where(same, true, (1 - true) / (self.basis - 1)).to(torch.float32)
 
 
 @dataclass(frozen=True)
-class _Noisy(Query):
+class _Noisy(Mechanism):
     """Numbers that are clipped to θ in ℓ2, with noise in each."""
 
     theta: float = 1.0
