@@ -152,14 +152,17 @@ class TestTraps:
         assert (together.epsilon, together.relation) == (4, "replace-one")
 
     @pytest.mark.parametrize("multiplier", [0.05, 0.7, 20.0])
-    def test_gaussian_losses_are_inverted_together_to_the_last_digit(self, multiplier: float) -> None:
+    @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+    def test_losses_are_inverted_together_to_the_last_digit(self, noise: str, multiplier: float) -> None:
         from dp_accounting.pld import privacy_loss_distribution as distributions
 
-        from homebody.privacy.mechanisms import GaussianTerm, composed_pld
+        from homebody.privacy.mechanisms import _DISCRETE, GaussianTerm, LaplaceTerm, Term, composed_pld
 
         interval = 1e-2 if multiplier < 0.1 else 1e-4
-        ours = composed_pld({GaussianTerm(multiplier): 1}, interval)._pmf_remove
-        theirs = distributions.from_gaussian_mechanism(multiplier, value_discretization_interval=interval)._pmf_remove
+        term: Term = GaussianTerm(multiplier) if noise == "gaussian" else LaplaceTerm(multiplier * _DISCRETE)
+        ours = composed_pld({term: 1}, interval)._pmf_remove.to_dense_pmf()
+        made = getattr(distributions, f"from_{noise}_mechanism")(multiplier, value_discretization_interval=interval)
+        theirs = made._pmf_remove.to_dense_pmf()
         assert (ours._lower_loss, ours._infinity_mass) == (theirs._lower_loss, theirs._infinity_mass)
         assert np.array_equal(ours._probs, theirs._probs)
 

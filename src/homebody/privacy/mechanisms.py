@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -416,6 +416,8 @@ def _pld(term: Term, interval: float) -> Any:
             return distributions.from_gaussian_mechanism(
                 term.multiplier, value_discretization_interval=interval, sampling_prob=rate
             )
+        case LaplaceTerm(rate=1.0):
+            return _laplace_pld(term.multiplier / _DISCRETE, interval)
         case LaplaceTerm():
             return distributions.from_laplace_mechanism(
                 term.multiplier / _DISCRETE, value_discretization_interval=interval, sampling_prob=term.rate
@@ -434,17 +436,36 @@ def _pld(term: Term, interval: float) -> Any:
 
 
 def _gaussian_pld(multiplier: float, interval: float) -> Any:
-    """`from_gaussian_mechanism` to the last digit; it inverts each of up to a million losses in a call of its own."""
-    from dp_accounting.pld import privacy_loss_distribution as distributions
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
-    class AllAtOnce(GaussianPrivacyLoss):  # type: ignore[misc]
-        def get_delta_for_epsilon(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-            cutoff = self.inverse_privacy_loss(epsilon)
-            delta: NDArray[np.float64] = self.mu_upper_cdf(cutoff) - np.exp(epsilon + self.mu_lower_log_cdf(cutoff))
-            return np.clip(delta, 0, 1)
+    return _all_at_once(GaussianPrivacyLoss(multiplier), interval, GaussianPrivacyLoss.inverse_privacy_loss)
 
+
+def _laplace_pld(scale: float, interval: float) -> Any:
+    from dp_accounting.pld.privacy_loss_mechanism import LaplacePrivacyLoss
+
+    def inverse(_: Any, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Where the loss is as large: at one place between the two means, beyond them at all or at none."""
+        scaled = losses * scale
+        return np.where(scaled > 1, -np.inf, np.where(scaled <= -1, np.inf, 0.5 * (-1 - scaled)))
+
+    return _all_at_once(LaplacePrivacyLoss(scale), interval, inverse)
+
+
+def _all_at_once(loss: Any, interval: float, inverse: Callable[[Any, Any], Any]) -> Any:
+    """What `from_gaussian_mechanism` and `from_laplace_mechanism` give, to the last digit.
+
+    They invert each of up to a million losses in a call of its own. inverse: of all losses, in one call.
+    """
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+
+    def deltas(epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        cutoff = inverse(loss, epsilon)
+        delta: NDArray[np.float64] = loss.mu_upper_cdf(cutoff) - np.exp(epsilon + loss.mu_lower_log_cdf(cutoff))
+        return np.clip(delta, 0, 1)
+
+    loss.get_delta_for_epsilon = deltas
     pmf = distributions._create_pld_pmf_from_monotone_privacy_loss(
-        AllAtOnce(multiplier), value_discretization_interval=interval, use_connect_dots=True
+        loss, value_discretization_interval=interval, use_connect_dots=True
     )
     return distributions.PrivacyLossDistribution(pmf)
