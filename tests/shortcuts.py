@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
 import typer.testing
+from dp_accounting import gaussian_mechanism
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
+from scipy.special import log_ndtr
 
 __all__ = ["HIGHEST", "install"]
 
@@ -24,6 +27,10 @@ def install() -> None:
     # Renyi's divergence under sampling without replacement needs differences of a function of the noise up to each
     # order. They are worked out anew for each of 160 orders.
     rdp._get_forward_diffs = _remembered(rdp._get_forward_diffs)
+    # So are binomial coefficients, for each order of each noise.
+    rdp._log_comb = cache(rdp._log_comb)
+    # A root is sought with one number at a time, and `scipy.stats` takes long to check it.
+    gaussian_mechanism._norm = SimpleNamespace(logcdf=log_ndtr)
 
 
 def _remembered(differences: Differences) -> Differences:
