@@ -166,6 +166,20 @@ class TestTraps:
         assert (ours._lower_loss, ours._infinity_mass) == (theirs._lower_loss, theirs._infinity_mass)
         assert np.array_equal(ours._probs, theirs._probs)
 
+    @pytest.mark.parametrize(("multiplier", "cohort", "population"), [(0.3, 999, 1000), (1.0, 30, 4800), (400.0, 1, 2)])
+    def test_divergences_of_a_sample_are_summed_together_to_the_last_digit(
+        self, multiplier: float, cohort: int, population: int
+    ) -> None:
+        import dp_accounting as dp
+
+        from homebody.privacy.mechanisms import GaussianTerm, _rdp_of_sampled_gaussian, rdp_orders
+
+        orders = rdp_orders()
+        event = dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(multiplier))
+        theirs = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.REPLACE_ONE).compose(event).rdp
+        term = GaussianTerm(multiplier, Sampling("fixed", cohort=cohort, population=population))
+        assert np.array_equal(_rdp_of_sampled_gaussian(term, orders), theirs)
+
 
 class TestRules:
     def test_nothing_released(self) -> None:
