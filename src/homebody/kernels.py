@@ -8,7 +8,7 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
-from homebody.parallel import parallel
+from homebody.parallel import inner, parallel
 
 __all__ = [
     "NO",
@@ -46,7 +46,7 @@ ZERO, YES, NO = np.int64(0), np.bool_(True), np.bool_(False)
 """Constants of the usual types: a bare 0 or True has a type of its own, and what it is passed to is compiled again."""
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def store(source, out):
     """`out[:] = source`, in one dimension. Assigning a slice would make numba compile its error for unequal lengths
     as well, which takes three seconds."""
@@ -54,21 +54,21 @@ def store(source, out):
         out[place] = source[place]
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def mix(bits):
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
     bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
     return bits ^ (bits >> np.uint64(31))
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def below(key, position, high):
     """The integer under `high` that `Rng.integers` gives at this position."""
     bits = mix(np.uint64(key) + np.uint64(position + 1) * GOLDEN)
     return np.int64(((bits >> np.uint64(32)) * np.uint64(high)) >> np.uint64(32))
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def nth_outside(excluded, n_excluded, rank):
     """The rank-th item that is not in the sorted list: rank + how many listed ones come before it.
 
@@ -89,7 +89,7 @@ SEARCH = 8
 """Items that can be written down in the time that one search of a list takes."""
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _negatives_of(key, excluded, n_items, out):
     listed = np.searchsorted(excluded, n_items)
     free = n_items - listed
@@ -120,7 +120,7 @@ def draw_negatives(lower, upper, keys, excluded, n_items, out):
         _negatives_of(keys[row], excluded[row], n_items, out[row])
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _permutation_of(key, source, order):
     """`source` in the order of its hashed entries, ties as they stand; into `order`. It ascends."""
     n = len(source)
@@ -223,7 +223,7 @@ def label(lower, upper, draw_keys, order_keys, items, valid, excluded, n_items, 
             real[row, place] = False
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _ones(word):
     """How many bits are set: the compiler knows this for what it is, and takes the processor's own."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))

@@ -152,16 +152,33 @@ class TestTraps:
         assert (together.epsilon, together.relation) == (4, "replace-one")
 
     @pytest.mark.parametrize("multiplier", [0.05, 0.7, 20.0])
-    def test_gaussian_losses_are_inverted_together_to_the_last_digit(self, multiplier: float) -> None:
+    @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+    def test_losses_are_inverted_together_to_the_last_digit(self, noise: str, multiplier: float) -> None:
         from dp_accounting.pld import privacy_loss_distribution as distributions
 
-        from homebody.privacy.mechanisms import GaussianTerm, composed_pld
+        from homebody.privacy.mechanisms import _DISCRETE, GaussianTerm, LaplaceTerm, Term, composed_pld
 
         interval = 1e-2 if multiplier < 0.1 else 1e-4
-        ours = composed_pld({GaussianTerm(multiplier): 1}, interval)._pmf_remove
-        theirs = distributions.from_gaussian_mechanism(multiplier, value_discretization_interval=interval)._pmf_remove
+        term: Term = GaussianTerm(multiplier) if noise == "gaussian" else LaplaceTerm(multiplier * _DISCRETE)
+        ours = composed_pld({term: 1}, interval)._pmf_remove.to_dense_pmf()
+        made = getattr(distributions, f"from_{noise}_mechanism")(multiplier, value_discretization_interval=interval)
+        theirs = made._pmf_remove.to_dense_pmf()
         assert (ours._lower_loss, ours._infinity_mass) == (theirs._lower_loss, theirs._infinity_mass)
         assert np.array_equal(ours._probs, theirs._probs)
+
+    @pytest.mark.parametrize(("multiplier", "cohort", "population"), [(0.3, 999, 1000), (1.0, 30, 4800), (400.0, 1, 2)])
+    def test_divergences_of_a_sample_are_summed_together_to_the_last_digit(
+        self, multiplier: float, cohort: int, population: int
+    ) -> None:
+        import dp_accounting as dp
+
+        from homebody.privacy.mechanisms import GaussianTerm, _rdp_of_sampled_gaussian, rdp_orders
+
+        orders = rdp_orders()
+        event = dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(multiplier))
+        theirs = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.REPLACE_ONE).compose(event).rdp
+        term = GaussianTerm(multiplier, Sampling("fixed", cohort=cohort, population=population))
+        assert np.array_equal(_rdp_of_sampled_gaussian(term, orders), theirs)
 
 
 class TestRules:

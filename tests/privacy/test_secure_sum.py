@@ -349,6 +349,7 @@ class TestSimulation:
         for parties in range(1, 3000):
             assert math.sqrt(parties / honest(parties, 2 / 3, 0.1)) <= 1.34
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("z", [0.001, 1.0])
     def test_both_ways_have_the_same_distribution(self, split: Split, z: float) -> None:
         """3,200 sums each way, drawn at once exactly and as rounded normal variables."""

@@ -21,7 +21,7 @@ _LOW_HALF = np.uint64(0xFFFFFFFF)
 _USERS_PER_BLOCK = 2048
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _mix(bits: np.uint64) -> np.uint64:
     """SplitMix64's finaliser."""
     bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
@@ -29,23 +29,23 @@ def _mix(bits: np.uint64) -> np.uint64:
     return bits ^ (bits >> np.uint64(31))
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _stream(seed: np.uint64, purpose: np.uint64, user: int) -> np.uint64:
     return _mix(_mix(_mix(seed + GOLDEN) ^ purpose) + np.uint64(user + 1) * GOLDEN)
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _bits(stream: np.uint64, position: int) -> np.uint64:
     return _mix(stream + np.uint64(position + 1) * GOLDEN)
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _uniform(stream: np.uint64, position: int) -> float:
     """In the open interval (0, 1)."""
     return (float(_bits(stream, position) >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _normal(stream: np.uint64, position: int) -> float:
     """Box and Muller; takes this position and the next."""
     radius = math.sqrt(-2.0 * math.log(_uniform(stream, position)))

@@ -252,7 +252,13 @@ def _pld(ran: Terms, delta: float) -> float | None:
     for term, count in ran.items():
         if isinstance(term, PureTerm) and _left(delta, term.delta, count) <= 0:
             return None
-    total = composed_pld(ran, _interval(ran))
+    return _kept_pld(tuple(ran.items()), delta)
+
+
+@lru_cache(maxsize=4096)
+def _kept_pld(ran: tuple[tuple[Term, int], ...], delta: float) -> float | None:
+    """A number is kept for long: a distribution may take 8 MB, and only the last few of them are kept."""
+    total = composed_pld(dict(ran), _interval(dict(ran)))
     return None if total is None else pld_epsilon(total, delta)
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,8 @@ BETWEEN_PARTIES = (
     "(least), no more than stated collude with the observer (colluding), and the roster of parties comes from somebody "
     "else than the observer."
 )
+_EXACT = 256
+"""Up to this order `dp-accounting` bounds what a sample of fixed size tells by differences; above, more coarsely."""
 HIDES_NOTHING = 30.0
 """Above this ε a report has a clone with probability under 1e-13: its shuffle is not counted."""
 
@@ -242,16 +244,14 @@ def _rdp(term: Term) -> NDArray[np.float64] | None:
     from dp_accounting.rdp import RdpAccountant
 
     orders = rdp_orders()
-    relation, event = dp.NeighboringRelation.ADD_OR_REMOVE_ONE, None
     match term:
         case GaussianTerm(sampling=Sampling(kind="none")):
             event = dp.GaussianDpEvent(term.multiplier)
         case GaussianTerm(sampling=Sampling(kind="poisson")):
             event = dp.PoissonSampledDpEvent(term.sampling.rate, dp.GaussianDpEvent(term.multiplier))
         case GaussianTerm():
-            relation = dp.NeighboringRelation.REPLACE_ONE
-            sampling, gaussian = term.sampling, dp.GaussianDpEvent(term.multiplier)
-            event = dp.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, gaussian)
+            with _quiet():
+                return _rdp_of_sampled_gaussian(term, orders)
         case LaplaceTerm(rate=1.0):
             event = dp.LaplaceDpEvent(term.multiplier / _DISCRETE)
         case LaplaceTerm() | PureTerm():
@@ -261,7 +261,8 @@ def _rdp(term: Term) -> NDArray[np.float64] | None:
         case ShuffledTerm():
             return None
     with _quiet():
-        curve: NDArray[np.float64] = RdpAccountant(orders, relation).compose(event).rdp
+        accountant = RdpAccountant(orders, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        curve: NDArray[np.float64] = accountant.compose(event).rdp
     return curve
 
 
@@ -276,6 +277,51 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
+
+
+def _rdp_of_sampled_gaussian(term: GaussianTerm, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What `dp-accounting` gives for a cohort of fixed size, to the last digit, in a fifth of the time.
+
+    Wang, Balle and Kasiviswanathan 2019, Theorem 27, at whole orders; in between, the moments are interpolated. The
+    differences of a function of the noise are the same for all orders: `dp-accounting` works them out for each anew,
+    and adds up one term at a time.
+    """
+    from dp_accounting.rdp.rdp_privacy_accountant import _get_forward_diffs
+    from scipy.special import gammaln
+
+    doubled = 2.0 * term.multiplier**2
+    log_rate, log_2, log_4 = np.log(term.sampling.cohort / term.sampling.population), np.log(2), np.log(4)
+    factorials = gammaln(np.arange(int(orders.max()) + 2))  # of n − 1, at n
+    i = np.arange(2, int(orders.max()) + 1)
+    plain = log_2 + (i - 1) * 1.0 * i / doubled
+    differences, _ = _get_forward_diffs(lambda x: x * 1.0 * (x + 1) / doubled, _EXACT)
+    few = i[: _EXACT - 1]
+    fine = log_4 + 0.5 * (differences[few // 2 * 2 - 1] + differences[(few + 1) // 2 * 2 - 1])
+    fine = np.minimum(fine, plain[: _EXACT - 1])
+    second = 2.0 / doubled
+    first = np.minimum(log_4 + second + math.log1p(-np.exp(-second)), second + log_2)
+
+    @cache
+    def log_moment(order: int) -> float:
+        if order == 1:
+            return 0.0
+        j = i[: order - 1]
+        chosen = factorials[order + 1] - factorials[j + 1] - factorials[order - j + 1]
+        if order <= _EXACT:
+            logs = fine[: order - 1] + (j * log_rate + chosen)
+        else:
+            logs = plain[: order - 1] + j * log_rate + chosen
+        logs[0] = 2 * log_rate + chosen[0] + first
+        return float(np.logaddexp.reduce(logs, initial=0.0))
+
+    def divergence(order: float) -> float:
+        below, above = math.floor(order), math.ceil(order)
+        if below == above:
+            return log_moment(below) / (order - 1)
+        part = order - below
+        return ((1 - part) * log_moment(below) + part * log_moment(above)) / (order - 1)
+
+    return np.array([divergence(order) for order in orders.tolist()])
 
 
 def _rdp_of_pure(epsilon: float, orders: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -416,6 +462,8 @@ def _pld(term: Term, interval: float) -> Any:
             return distributions.from_gaussian_mechanism(
                 term.multiplier, value_discretization_interval=interval, sampling_prob=rate
             )
+        case LaplaceTerm(rate=1.0):
+            return _laplace_pld(term.multiplier / _DISCRETE, interval)
         case LaplaceTerm():
             return distributions.from_laplace_mechanism(
                 term.multiplier / _DISCRETE, value_discretization_interval=interval, sampling_prob=term.rate
@@ -434,17 +482,36 @@ def _pld(term: Term, interval: float) -> Any:
 
 
 def _gaussian_pld(multiplier: float, interval: float) -> Any:
-    """`from_gaussian_mechanism` to the last digit; it inverts each of up to a million losses in a call of its own."""
-    from dp_accounting.pld import privacy_loss_distribution as distributions
     from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
-    class AllAtOnce(GaussianPrivacyLoss):  # type: ignore[misc]
-        def get_delta_for_epsilon(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-            cutoff = self.inverse_privacy_loss(epsilon)
-            delta: NDArray[np.float64] = self.mu_upper_cdf(cutoff) - np.exp(epsilon + self.mu_lower_log_cdf(cutoff))
-            return np.clip(delta, 0, 1)
+    return _all_at_once(GaussianPrivacyLoss(multiplier), interval, GaussianPrivacyLoss.inverse_privacy_loss)
 
+
+def _laplace_pld(scale: float, interval: float) -> Any:
+    from dp_accounting.pld.privacy_loss_mechanism import LaplacePrivacyLoss
+
+    def inverse(_: Any, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Where the loss is as large: at one place between the two means, beyond them at all or at none."""
+        scaled = losses * scale
+        return np.where(scaled > 1, -np.inf, np.where(scaled <= -1, np.inf, 0.5 * (-1 - scaled)))
+
+    return _all_at_once(LaplacePrivacyLoss(scale), interval, inverse)
+
+
+def _all_at_once(loss: Any, interval: float, inverse: Callable[[Any, Any], Any]) -> Any:
+    """What `from_gaussian_mechanism` and `from_laplace_mechanism` give, to the last digit.
+
+    They invert each of up to a million losses in a call of its own. inverse: of all losses, in one call.
+    """
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+
+    def deltas(epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        cutoff = inverse(loss, epsilon)
+        delta: NDArray[np.float64] = loss.mu_upper_cdf(cutoff) - np.exp(epsilon + loss.mu_lower_log_cdf(cutoff))
+        return np.clip(delta, 0, 1)
+
+    loss.get_delta_for_epsilon = deltas
     pmf = distributions._create_pld_pmf_from_monotone_privacy_loss(
-        AllAtOnce(multiplier), value_discretization_interval=interval, use_connect_dots=True
+        loss, value_discretization_interval=interval, use_connect_dots=True
     )
     return distributions.PrivacyLossDistribution(pmf)

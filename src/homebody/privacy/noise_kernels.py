@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from homebody.kernels import GOLDEN, mix
-from homebody.parallel import parallel
+from homebody.parallel import inner, parallel
 
 __all__ = [
     "MOST_UNITS",
@@ -36,7 +36,7 @@ _ROUNDED = 2.0**30
 """Numbers from here on are not rounded but left out: nothing that was clipped comes near."""
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _unit(state, units):
     count = state[2]
     state[2] = count + np.uint64(1)
@@ -45,13 +45,13 @@ def _unit(state, units):
     return mix(mix(state[0] + (count + np.uint64(1)) * GOLDEN) + (state[1] + np.uint64(1)) * GOLDEN) >> np.uint64(32)
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _word(state, units):
     high = _unit(state, units)
     return (high << np.uint64(32)) | _unit(state, units)
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _less(high, low, state, units):
     """True with probability (high · 2⁶⁴ + low) / 2¹²⁸: a random fraction is compared until a unit differs."""
     for limb in (high >> np.uint64(32), high & _MASK, low >> np.uint64(32), low & _MASK):
@@ -61,7 +61,7 @@ def _less(high, low, state, units):
     return False
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _one_of(count, state, units):
     """True with probability 1 / count."""
     usable = np.uint64(2**32) - np.uint64(2**32) % count
@@ -71,7 +71,7 @@ def _one_of(count, state, units):
     return drawn % count == 0
 
 
-@nb.njit
+@inner()
 def _survives(high, low, state, units):
     """True with probability e^−γ, where γ < 1 is this fraction of 2¹²⁸ (Canonne, Kamath and Steinke, Algorithm 1).
 
@@ -83,7 +83,7 @@ def _survives(high, low, state, units):
     return k & np.uint64(1) == np.uint64(1)
 
 
-@nb.njit
+@inner()
 def _survives_one(state, units):
     """True with probability 1 / e: as above with γ = 1, whose first event never fails."""
     k = np.uint64(2)
@@ -92,7 +92,7 @@ def _survives_one(state, units):
     return k & np.uint64(1) == np.uint64(1)
 
 
-@nb.njit
+@inner()
 def _laplace(depth, state, units):
     """k with probability proportional to exp(−|k| / 2^depth), exactly, for a depth of at most 40."""
     shift = np.uint64(63 - depth)
@@ -111,7 +111,7 @@ def _laplace(depth, state, units):
             return -size
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _wide(a, b):
     """The product of two 64-bit numbers in 128 bits."""
     a1, a0, b1, b0 = a >> np.uint64(32), a & _MASK, b >> np.uint64(32), b & _MASK
@@ -121,7 +121,7 @@ def _wide(a, b):
     return high, (middle << np.uint64(32)) | (low & _MASK)
 
 
-@nb.njit
+@inner()
 def _settled(cell, word, high, low, state, units):
     """The cell of a random fraction whose first 64 bits are those of a boundary: by 192 bits more."""
     first, second, third = _word(state, units), _word(state, units), _word(state, units)
@@ -133,7 +133,7 @@ def _settled(cell, word, high, low, state, units):
     return cell
 
 
-@nb.njit
+@inner()
 def _gaussian(depth, high, low, guide, state, units):
     """A normal variable of standard deviation 2^depth, rounded to a whole number.
 
@@ -206,7 +206,7 @@ def gaussian_read(units, depth, high, low, guide, out):
     return done
 
 
-@nb.njit(inline="always")
+@inner(forceinline=True)
 def _skellam(word, high, guide):
     """The place in the table of a random fraction of which these are the first 64 bits, unless a boundary has them."""
     bucket = np.int64(word >> np.uint64(52))
@@ -220,7 +220,7 @@ def _skellam(word, high, guide):
     return first
 
 
-@nb.njit
+@inner()
 def _skellam_settled(place, word, more, high, low):
     """The place of a random fraction whose first 64 bits are those of a boundary: by 64 bits more."""
     while place < len(high) - 1 and high[place] == word and low[place] <= more:
@@ -307,7 +307,9 @@ def steps(lower, upper, value, step, most, out):
         block = np.empty(_BLOCK, dtype=value.dtype)
         for start in range(0, value.shape[1], _BLOCK):
             end = min(value.shape[1], start + _BLOCK)
-            block[: end - start] = value[row, start:end]
+            part = value[row, start:end]
+            for place in range(len(part)):  # an assignment of slices would take a second to compile
+                block[place] = part[place]
             for place in range(end - start):
                 count = np.float64(block[place]) / step
                 count = count if count == count else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
@@ -86,6 +87,12 @@ def _settings(kind: type[Any]) -> list[Field[Any]]:
     return [setting for setting in fields(kind) if not setting.kw_only]
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    """The types of its fields. They are evaluated from text, and a device reads its stages in every letter."""
+    return get_type_hints(kind)
+
+
 def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
     """The same stages with this much noise. Without a number, stages that name none get a placeholder of 1.
 
@@ -109,9 +116,9 @@ def _parse_stage(spec: str) -> Stage:
     Clip(norm={'item': 0.5, 'bias': 0.1}, order=1)
     """
     name, given = split_stage(spec)
-    kind = STAGES[name]
+    kind: Any = STAGES[name]
     known = {setting.name: setting for setting in _settings(kind)}
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     values: dict[str, Any] = {}
     for key, text in given.items():
         short, dot, tensor = key.partition(".")

@@ -61,6 +61,7 @@ def test_the_servers_view_of_a_real_proxy(
     assert without.difference.low > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.random_draws
 def test_a_rehearsal_leaves_every_report_anywhere() -> None:
     """Where the reports of the first of 20 devices stand, over 40 times: as if dealt.

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -112,9 +113,7 @@ class Home:
     @property
     def settings(self) -> HomeSettings:
         """The current settings, whichever process changed them."""
-        names = {field.name for field in fields(HomeSettings)}
-        rows = self.store.read("SELECT name, value FROM setting")
-        return HomeSettings(**{name: json.loads(value) for name, value in rows if name in names})
+        return _settings(*self.store.read("SELECT name, value FROM setting WHERE name != 'changes'"))
 
     @property
     def roster(self) -> KnownRoster:
@@ -162,6 +161,13 @@ class Home:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@lru_cache(maxsize=64)
+def _settings(*rows: tuple[str, str]) -> HomeSettings:
+    """From names and JSON. They are read several times for each letter, and seldom change."""
+    names = {field.name for field in fields(HomeSettings)}
+    return HomeSettings(**{name: json.loads(value) for name, value in rows if name in names})
 
 
 def _claim(folder: Path) -> bool:
