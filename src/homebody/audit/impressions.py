@@ -328,7 +328,8 @@ def exact(query: Mechanism, interest: Tensor) -> Tensor:
     """
     if isinstance(query, Attention):
         return clipped(interest.nan_to_num().softmax(-1), query.theta)
-    return query.server(interest.nan_to_num().argmax(-1))
+    best = interest.nan_to_num().argmax(-1, keepdim=True)
+    return (torch.arange(interest.shape[-1], device=interest.device) == best).float()
 
 
 def interest_likelihood(query: Mechanism, told: Tensor, interest: Tensor) -> Tensor:
