@@ -21,7 +21,7 @@ from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError, several
 from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Fitted, diverged, fit, origin, phase_rng
-from homebody.methods import code_of, trust
+from homebody.methods import code_of, find, trust
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
 from homebody.privacy.budget import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
@@ -43,6 +43,7 @@ __all__ = [
     "prepare",
     "reopen",
     "resume",
+    "settled",
     "simulator",
     "trust_folder",
 ]
@@ -73,6 +74,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
 
     name: the exact name of the folder; by default it is made from the recipe and the time.
     """
+    recipe = settled(recipe)
     method, split = prepare(recipe, watcher)
     recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=cohort_of(recipe, method, split))
     recipe, method = _calibrated(recipe, method, split, watcher)
@@ -187,8 +189,20 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
     return make_views(population, recipe.views, recipe.seed) if recipe.views else population
 
 
+def settled(recipe: Recipe) -> Recipe:
+    """The recipe with the split that its method can learn from: held-out people where it learns from impressions.
+
+    >>> settled(Recipe("fedrec", "ibm-articles")).split
+    'impressions-people'
+    """
+    if recipe.split == Recipe.split and "impressions" in find(recipe.method).needs:
+        return replace(recipe, split="impressions-people")
+    return recipe
+
+
 def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Reference, Split]:
     """Build and check what a recipe names: the method, and the population after its split. Nothing is written."""
+    recipe = settled(recipe)
     recipe.check()
     usable_device(recipe.device)
     method = recipe.build()

@@ -15,10 +15,9 @@ et al., 2022) compares with it.
 A client takes one of its impressions in a round, one click of it and k others that were shown, and sends the gradient
 of all parameters. Somebody without any click reads r₀ alone.
 
-`query` says what leaves the device when it asks for recommendations, in a simulation: nothing (the device ranks by
-itself), `vector`, the clipped and noised user vector as DP-FedRec sends it, or `nobody`: nothing, and the server ranks
-for somebody of whom it knows nothing. Noise of a query is drawn from a key of the device's own, so that the same history
-asks the same question.
+`query` says what a request for recommendations sends, in a simulation: nothing (the device ranks by itself), `vector`
+(the clipped and noised user vector, as in DP-FedRec), or `nobody` (nothing; the server ranks for somebody of whom it
+knows nothing). Noise of a request is drawn from a key of the device's own, so the same history asks the same question.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class FedRec(Method):
     encoder: str = param("plm", "how news become vectors", choices=tuple(ENCODERS))
     d: int = param(400, "numbers of a news vector and of a user vector", low=1)
     heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
-    ids: bool = param(False, "whether a vector of each news item's own is added to what an encoder makes of its text")
+    ids: bool = param(True, "whether a vector of each news item's own is added to what an encoder makes of its text")
     words: str = param(
         "glove", "word vectors that nrms and naml start from: glove, random, or a file in GloVe's format"
     )
@@ -110,7 +109,7 @@ class FedRec(Method):
     def news(self) -> NewsEncoder:
         kind = find_encoder(self.encoder)
         text = kind(d=self.d, heads=self.heads) if self.encoder == "nrms" else kind(d=self.d)  # type: ignore[call-arg]
-        return WithIds(self.d, text) if self.ids else text
+        return WithIds(self.d, text) if self.ids and self.encoder != "id" else text
 
     @cached_property
     def user(self) -> UserEncoder:

@@ -1,6 +1,6 @@
 """The centralised news recommender that PrivateRec (Liu et al., 2022) and FedRec (Qi et al., 2020) are compared with.
 
-The encoders and the loss are those of `homebody.methods.fedrec`; impressions and histories of everyone are in one place,
+The encoders and the loss are those of `homebody.methods.fedrec`. Everyone's impressions and histories are in one place,
 and Adam goes through them in batches of 64.
 """
 
@@ -38,7 +38,7 @@ class NewsCentral(Reference):
     encoder: str = param("plm", "how news become vectors", choices=tuple(ENCODERS))
     d: int = param(400, "numbers of a news vector and of a user vector", low=1)
     heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
-    ids: bool = param(False, "whether a vector of each news item's own is added to what an encoder makes of its text")
+    ids: bool = param(True, "whether a vector of each news item's own is added to what an encoder makes of its text")
     words: str = param(
         "glove", "word vectors that nrms and naml start from: glove, random, or a file in GloVe's format"
     )

@@ -21,10 +21,9 @@ computes the gradients itself, as often as it likes. A person is the mean of the
 no gradient. `mechanism` is the paper's noise on the weights (`attention`), or randomised response on the one basis
 vector that fits best (`choice`).
 
-In a certified run everyone reports on one of their impressions in each round, by default in `reports` rounds. The server
-takes `steps` steps of Adam on the reports of the last `memory` rounds after each, and shares a running mean of its
-parameters. The basis starts as the centres of clusters of the catalogue's news, which
-are public.
+In a certified run everyone reports on one of their impressions in each round, by default in `reports` rounds. After
+each, the server takes `steps` steps of Adam on the reports of the last `memory` rounds, and shares a running mean of
+its parameters. The basis starts as the centres of clusters of the catalogue's news, which are public.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -129,17 +128,9 @@ class PrivateRec(FedRec):
 
     @property
     def _stage(self) -> ImpressionReport:
-        how = "choice" if self.chooses else "attention"
-        return ImpressionReport(
-            self.epsilon,
-            how,
-            self.basis,
-            self.theta,
-            self.noise,
-            self.delta,
-            self.padding,
-            self.negatives,  # type: ignore[arg-type]
-        )
+        names = ("epsilon", "basis", "theta", "noise", "delta", "padding", "negatives")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return ImpressionReport(**given, mechanism="choice" if self.chooses else "attention")
 
     @cached_property
     def user(self) -> UserEncoder:

@@ -454,8 +454,8 @@ def encode_many(
     """
     own = {name: value for name, value in shared.items() if name.startswith("news/")}
     if encoder.light:
-        vectors, pull = vjp(lambda parameters: encoder.encode(parameters, given), own)
-        return vectors.detach(), lambda slope: pull(slope)[0]
+        whole, pull = vjp(lambda parameters: encoder.encode(parameters, given), own)[:2]
+        return whole.detach(), lambda slope: pull(slope)[0]
     count = len(next(iter(given.values())))
     parts = [slice(first, first + at_once) for first in range(0, count, at_once)]
 

@@ -2,18 +2,18 @@
 
 A person's interest is B numbers, how well each of B public basis vectors fits them, or a vector of d numbers.
 
-| mechanism | the device tells | noise | what is charged |
-|---|---|---|---|
-| `Attention` | softmax of the B numbers, clipped to θ in ℓ2 | Laplace or Gaussian, in each | a pure or a Gaussian release |
-| `Choice` | which of the B is the largest | randomised response over B | a pure release |
-| `Vector` | d numbers, clipped to θ in ℓ2 | Laplace or Gaussian, in each | a pure or a Gaussian release |
+| mechanism | the device tells | noise |
+|---|---|---|
+| `Attention` | softmax of the B numbers, clipped to θ in ℓ2 | Laplace or Gaussian, in each |
+| `Choice` | which of the B is the largest | randomised response over B |
+| `Vector` | d numbers, clipped to θ in ℓ2 | Laplace or Gaussian, in each |
 
 Two attentions are non-negative, sum up to at most 1 and have norms of at most θ. So they are at most √2·min(θ, 1) apart
 in ℓ2 (`attention_l2`), and `attention_l1` apart in ℓ1, whatever the two histories: noise for that distance covers a
 whole person. docs/accounting.md derives both.
 
-`guarantee="published"` is the noise that PrivateRec prints (Liu et al., 2022): for a distance of θ, and by the classical
-formula of the Gaussian mechanism, which holds for ε ≤ 1 alone. Its event says what that noise really costs.
+`guarantee="published"` is the noise that PrivateRec prints (Liu et al., 2022). It is set for a distance of θ, by the
+classical formula of the Gaussian mechanism, which holds for ε ≤ 1 alone. Its event says what that noise really costs.
 
 Noise is exact, as everywhere: see `homebody.privacy.grid`.
 """

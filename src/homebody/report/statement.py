@@ -18,9 +18,9 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from homebody import __version__
-from homebody.core import Cohort, releases
+from homebody.core import Cohort, Method, releases
 from homebody.errors import HomebodyError, several
-from homebody.methods import METHODS, find
+from homebody.methods import METHODS, build, find
 from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
 from homebody.privacy.accountant import Bound
 from homebody.privacy.assumptions import ROSTER
@@ -28,7 +28,7 @@ from homebody.privacy.budget import check_delta
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.papers import PAPERS, paper
 from homebody.privacy.secure_sum import HELPER, SEMI_HONEST, SecureSum
-from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, with_noise
+from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, stage_texts, with_noise
 from homebody.reference import Reference
 from homebody.report.record import RunFolder, jsonable
 
@@ -296,8 +296,8 @@ def _assumptions(rows: Iterable[Mapping[str, Any]]) -> Iterable[str]:
 
 
 def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each message passes on its way out, as the recipe says it."""
-    specs = list(recipe.get("stages") or [])
+    """What each message passes on its way out: as the recipe says it, or else by the method's own channel."""
+    specs = list(recipe.get("stages") or _own_stages(recipe))
     channel = parse_channel(with_noise(specs) if recipe.get("calibrate") else specs)
     out, stages, helped = [], iter(channel.stages), channel.facts.helped
     for spec in specs:
@@ -315,6 +315,14 @@ def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
         about = {"helped": helped, "shares": stage.shares if isinstance(stage, SecureSum) else None}
         out.append({"stage": name, "settings": settings, "means": _means(name, {**settings, **about})})
     return out
+
+
+def _own_stages(recipe: Mapping[str, Any]) -> list[str]:
+    """The stages of a shipped method's own channel."""
+    if recipe["method"] not in METHODS:
+        return []
+    built = build(recipe["method"], recipe.get("fields") or {})
+    return stage_texts(built.uplink) if isinstance(built, Method) else []
 
 
 def _among_parties(stage: Mapping[str, Any]) -> bool:
@@ -344,6 +352,19 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
             else f"the ℓ1 sensitivity is {values['sensitivity']:g} ({values['relation']})"
         )
         return f"{who} Laplace noise of scale {values['b']:g} to every coordinate of {to}; {against}."
+    if name == "vector-laplace":
+        scale = "2θ√n / ε" if values["guarantee"] == "certified" else "2θ / ε, as published"
+        return (
+            f"Each device adds Laplace noise of scale {scale} to every coordinate of its update, for a norm of at most "
+            f"θ, n coordinates and ε = {values['epsilon']:g}."
+        )
+    if name == "impression-report":
+        how = "the best of" if values["mechanism"] == "choice" else "noised weights of"
+        return (
+            f"Each device sends one report on an impression instead of its update: {how} {values['basis']} basis "
+            "vectors, a pseudo-click by randomised response over all that was shown, and "
+            f"{several(values['negatives'], 'negative')}, each half with ε = {values['epsilon']:g}."
+        )
     if name == "one-bit":
         return (
             f"Each device sends {several(values['k'], 'report')} of one bit instead of its update, "

@@ -1,12 +1,13 @@
 """News recommenders for many clients: every news item of a cohort is encoded in one pass.
 
-Under vmap an encoder would run for each client by itself, padding included. Here the rows of all clients stand one below
-the other, without padding; what follows the encoder is small and runs under vmap. The gradient of the news vectors goes
+Under vmap an encoder would run for each client by itself, padding included. Here the rows of all clients are encoded
+together, without padding; what follows the encoder is small and runs under vmap. The gradient of the news vectors goes
 back through the encoder in parts (`homebody.models.news.encode_many`).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,7 +47,8 @@ def total(method: FedRec, shared: Tree, locals_: Tree, batches: Batch) -> tuple[
             filled = empty.index_put((there.flatten().nonzero()[:, 0],), vectors[start : start + count])
             placed.append(filled.view(*there.shape, -1))
             start += count
-        each = vmap(lambda history, some, batch: method.loss(parameters, history, some, batch))(*placed, small)
+        one = partial(method.loss, parameters)
+        each: Tensor = vmap(one)(*placed, small)
         return each.sum(), each
 
     (slope, update), each = grad(losses, argnums=(0, 1), has_aux=True)(vectors, own)
