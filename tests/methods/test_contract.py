@@ -320,6 +320,9 @@ class TestFedRecNAML(TestFedRecNRMS):
 class TestFedRecPLM(TestFedRecNRMS):
     encoder = "plm"
 
+    def learner(self) -> Method:
+        return FedRec(encoder="plm", d=8, learning_rate=0.003)
+
 
 class TestDPFedRec(TestFedRec):
     def method(self) -> Method:
