@@ -207,8 +207,8 @@ class TestReports:
         assert PrivateRec.about.rounds == published().about.rounds == FedRec.about.rounds
         assert published().about.cohort == FedRec.about.cohort
         ledger, lines = Ledger(), list[int]()
-        quiet = replace(method, epsilon=0.5)
-        fit(quiet, Simulator(impressed()), ledger=ledger, on_round=lambda r: lines.append(r.clients))
+        quiet, rounds = replace(method, epsilon=0.5), method.about.rounds
+        fit(quiet, Simulator(impressed()), rounds=rounds, ledger=ledger, on_round=lambda r: lines.append(r.clients))
         assert lines == [149, 149]
         assert ledger.epsilon("server", "user", delta=0.0).epsilon == pytest.approx(2 * 2 * 0.5)
         assert ledger.epsilon("server", "interaction", delta=0.0).epsilon == pytest.approx(2 * 0.5)

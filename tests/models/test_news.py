@@ -22,6 +22,7 @@ from homebody.models.news import (
     NewsById,
     NewsEncoder,
     NRMSUser,
+    WithIds,
     dropout_mask,
     encode_many,
     filled,
@@ -287,6 +288,41 @@ def test_news_encoded_in_parts_equal_news_encoded_at_once(name: str) -> None:
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert_close(found[key], value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nrms", "naml", "plm"])
+def test_own_vectors_are_added_to_what_the_text_says(name: str) -> None:
+    encoder = WithIds(D, ENCODER[name])
+    given = {**inputs(ENCODER[name]), **encoder.own(NEWS)}
+    shared = {**start(ENCODER[name]), **encoder.start_own(NEWS, RNG)}
+    plain = ENCODER[name].encode(shared, inputs(ENCODER[name]))
+    assert torch.equal(encoder.encode(shared, given), plain)  # they start at 0
+    shared["news/own"] = RNG.fold("own").normal(N, D)
+    torch.testing.assert_close(encoder.encode(shared, given)[:N], plain[:N] + shared["news/own"])
+    assert not encoder.encode(shared, given)[N].any()
+    assert (encoder.user, encoder.light) == (ENCODER[name].user, ENCODER[name].light)
+    assert encoder.words(NEWS) == ENCODER[name].words(NEWS)
+    assert encoder.masks(RNG, 0.2, given).keys() == ENCODER[name].masks(RNG, 0.2, given).keys()
+    vectors, slopes = encode_many(encoder, shared, given, at_once=3)
+    torch.testing.assert_close(vectors, encoder.encode(shared, given), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(slopes(torch.ones(N + 1, D))["news/own"], torch.ones(N, D))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_light_encoder_takes_all_at_once_and_the_others_take_parts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, sizes = ENCODER[name], list[int]()
+    encode = type(encoder).encode
+
+    def watched(self: NewsEncoder, shared: Tree, given: Tree) -> Tensor:
+        sizes.append(len(next(iter(given.values()))))
+        return encode(self, shared, given)
+
+    monkeypatch.setattr(type(encoder), "encode", watched)
+    vectors, slopes = encode_many(encoder, start(encoder), inputs(encoder), at_once=3)
+    slopes(torch.ones_like(vectors))
+    assert sizes == ([N + 1] if name in ("id", "plm") else [3, 3, 2] * 2)
 
 
 def test_touched_rows_stand_in_for_the_whole_table() -> None:
