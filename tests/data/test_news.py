@@ -273,7 +273,9 @@ class TestIbm:
         assert len(unlike.users) == len(shown.users)
         (note,) = (note for note in people.notes if "so they are drawn (seed 0)" in note)
         assert "2,315 people with 4 different articles or more get one for each from the fourth on" in note
-        assert "19 others, drawn by the number of their clicks; one of each person, drawn evenly, is asked about" in note
+        assert (
+            "19 others, drawn by the number of their clicks; one of each person, drawn evenly, is asked about" in note
+        )
         assert people.item_features is not None
         assert people.item_features.table["title"].null_count() == 0
 
