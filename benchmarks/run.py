@@ -286,6 +286,76 @@ def fl_mv_dssm_ml_100k() -> list[Figure]:
     return [*figures, _figure("FL-MV-DSSM, ml-100k, peak memory", _peak_mb(), 1000.0, "MB")]
 
 
+def news_rounds() -> list[Figure]:
+    """Rounds of 128 people with 50 clicks each on titles of 30 words, NRMS of the paper's size: gradients summed,
+    clipped one by one, and reports. On a GPU too, where there is one."""
+    import torch
+
+    from homebody.methods.fedrec import FedRec
+    from homebody.methods.privaterec import PrivateRec
+    from homebody.privacy import Channel, Clip
+
+    own = {"encoder": "nrms", "words": "random"}
+    figures = []
+    for name, bar, method in (
+        ("summed", 5.0, FedRec(**own)),
+        ("clipped", 10.0, FedRec(Channel(Clip(0.005)), **own)),
+        ("reported, one step of the server", 5.0, PrivateRec(**own, steps=1)),
+    ):
+        figures.append(_figure(f"NRMS round of 128, {name}", _news_round(method, "cpu"), bar, "s"))
+    figures.append(_figure("NRMS rounds, peak memory", _peak_mb(), 4_000.0, "MB"))
+    if torch.cuda.is_available():
+        figures.append(_figure("NRMS round of 128, summed, GPU", _news_round(FedRec(**own), "cuda"), 0.5, "s"))
+    return figures
+
+
+def _news_round(method: Any, device: str) -> float:
+    """Seconds of a round after the first."""
+    from homebody.fit import fit
+    from homebody.simulation import Simulator
+
+    seconds: list[float] = []
+    fit(
+        method,
+        Simulator(_news_readers(), device=device),
+        rounds=3,
+        cohort=128,
+        evaluate_every=0,
+        on_round=lambda line: seconds.append(line.seconds),
+    )
+    return min(seconds[1:])
+
+
+def _news_readers() -> Any:
+    """140 people with 50 clicks and an impression each, and 2,000 titles of 30 words."""
+    import numpy as np
+    import polars as pl
+
+    from homebody.data.partitions import split
+    from homebody.data.population import Features, Impressions, Population
+
+    draw, people, news = np.random.default_rng(0), 200, 2_000
+    titles = [" ".join(f"w{word}" for word in row) for row in draw.integers(0, 5_000, (news, 30))]
+    history = np.concatenate([draw.choice(news, 51, replace=False) for _ in range(people)]).astype(np.int32)
+    shown = np.concatenate([history[50::51, None], draw.integers(0, news, (people, 19))], axis=1)
+    impressions = Impressions(
+        np.arange(people),
+        np.arange(people + 1) * 20,
+        shown.ravel().astype(np.int32),
+        np.tile(np.arange(20) == 0, people),
+        before=np.full(people, 50),
+    )
+    population = Population(
+        "readers",
+        np.arange(people + 1) * 51,
+        history,
+        n_items=news,
+        item_features=Features(pl.DataFrame({"title": titles}), {"title": "sequence"}),
+        impressions=impressions,
+    )
+    return split(population, "impressions-people", seed=0)
+
+
 def exact_noise() -> list[Figure]:
     """Draws of exact noise, and a round of noised FedMF beside one without noise."""
     from homebody.data import load
@@ -404,6 +474,7 @@ CASES: dict[str, Callable[[], list[Figure]]] = {
     "fmf-ldp": fmf_ldp_of_the_papers_size,
     "maml": maml_against_reptile,
     "exact-noise": exact_noise,
+    "news": news_rounds,
     "pfedrec-ml-1m": pfedrec_ml_1m,
 }
 

@@ -56,6 +56,8 @@ WINDOW = 3
 """Words that NAML's convolution reads together."""
 PLM_WIDTH = 384
 """Numbers of a language model's vector."""
+KEPT = 1 << 28
+"""Up to so many numbers are kept for the gradient: 1 GB."""
 CATEGORY_WIDTH = 100
 """Numbers of a category's vector in NAML."""
 
@@ -150,7 +152,7 @@ class NewsEncoder(ABC):
     user: ClassVar[str]
     """The user encoder that belongs to it."""
     light: ClassVar[bool] = False
-    """Whether what it computes on the way takes little memory: many news are then encoded at once."""
+    """Whether a news item takes little work: padding then costs more than working on fewer clients at once."""
 
     def words(self, catalogue: Catalogue) -> tuple[str, ...]:
         """The words of all texts that it reads, sorted; code c is in place c - 1."""
@@ -167,6 +169,10 @@ class NewsEncoder(ABC):
     def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
         """Dropout masks for n news items whose rows of `inputs` are `given`, to be joined to those."""
         return {}
+
+    def room(self, given: Mapping[str, Tensor]) -> int:
+        """Numbers that one news item takes on the way to its vector and back, roughly."""
+        return 8 * self.d
 
     @abstractmethod
     def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
@@ -243,6 +249,10 @@ class _OfWords(NewsEncoder):
             drawn[f"keep/words/{name}"] = dropout_mask(rng.fold("words", name), rate, count, length, self.width)
             drawn[f"keep/seen/{name}"] = dropout_mask(rng.fold("seen", name), rate, count, length, self.d)
         return drawn
+
+    def room(self, given: Mapping[str, Tensor]) -> int:
+        words = sum(value.shape[-1] for name, value in given.items() if name.startswith("words/"))
+        return words * 8 * (self.d + self.width)
 
     def _vectors(self, shared: Tree, given: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
         """A text's word vectors (…, W, e), 0 for padding, and which places are real."""
@@ -432,6 +442,9 @@ class WithIds(NewsEncoder):
     def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
         return self.inner.masks(rng, rate, given)
 
+    def room(self, given: Mapping[str, Tensor]) -> int:
+        return self.inner.room(given) + self.d
+
     def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
         number = given["own"]
         own = torch.where(number[..., None] >= 0, shared["news/own"][number.clamp(min=0)], 0.0)
@@ -443,8 +456,8 @@ def encode_many(
 ) -> tuple[Tensor, Callable[[Tensor], Tree]]:
     """The vectors (n, d) of many news items, and what turns the gradient in them into that in the parameters `news/…`.
 
-    Those of a part are encoded together, and once more for the gradient, so that the memory holds one part at a time;
-    a `light` encoder takes all in one pass.
+    Where they would take too much memory, those of a part are encoded together, and once more for the gradient: the
+    memory holds one part at a time.
 
     >>> encoder, three = NewsById(d=2), Catalogue(3)
     >>> shared = encoder.start(three, Rng.of(0))
@@ -453,10 +466,10 @@ def encode_many(
     [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
     """
     own = {name: value for name, value in shared.items() if name.startswith("news/")}
-    if encoder.light:
+    count = len(next(iter(given.values())))
+    if count * encoder.room(given) <= KEPT:
         whole, pull = vjp(lambda parameters: encoder.encode(parameters, given), own)[:2]
         return whole.detach(), lambda slope: pull(slope)[0]
-    count = len(next(iter(given.values())))
     parts = [slice(first, first + at_once) for first in range(0, count, at_once)]
 
     def rows(part: slice) -> dict[str, Tensor]:
