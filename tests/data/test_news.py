@@ -337,7 +337,7 @@ class TestIbm:
         assert shown.asked is not None
         sizes = {part: len(numbers) for part, numbers in done.shown.items()}
         assert (sizes["valid"], sizes["test"]) == (232, 463)
-        assert all(shown.asked[done.shown[part]].all() for part in ("valid", "test"))  # type: ignore[index]
+        assert all(shown.asked[done.shown[part]].all() for part in ("valid", "test"))
         members = set(shown.users[done.shown["train"]].tolist())
         assert len(members) == 2315 - 232 - 463
         assert sizes["train"] == sum(user in members for user in shown.users.tolist())

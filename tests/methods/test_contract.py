@@ -303,11 +303,11 @@ class TestFedRecNRMS(TestFedRec):
         monkeypatch.setattr("homebody.testing.CATALOGUE", texts())
         made_up_vectors(monkeypatch)
 
-    def method(self) -> Method:
+    def method(self) -> FedRec:
         return FedRec(encoder=self.encoder, **SMALL)
 
     def learner(self) -> Method:
-        return replace(self.method(), learning_rate=0.05, d=8)  # type: ignore[call-arg]
+        return replace(self.method(), learning_rate=0.05, d=8)
 
     def people(self) -> Split:
         return worded()

@@ -80,7 +80,7 @@ class TestKernel:
         total = kernel_of(method).total
         assert total is not None
         found, after = total(method, shared, locals_, some)
-        near(found, {key: value.sum(0) for key, value in each.items()})  # type: ignore[union-attr]
+        near(found, {key: value.sum(0) for key, value in each.items()})
         near(after, kept)
         assert kept["loss"][4] == 0
         assert kept["loss"][2] > 0
@@ -196,7 +196,7 @@ class TestByHand:
 
     def sent(self, data: Data) -> tuple[Tree, Tree]:
         update, kept = self.method.client(self.shared, {}, self.method.prepare(data, Rng.of(0)))
-        return update, kept  # type: ignore[return-value]
+        return update, kept
 
     def test_a_score_is_the_product_with_the_mean_of_the_last_news(self) -> None:
         data = somebody([2, 0, 1], [0, 1], click=1, before=0)

@@ -75,7 +75,7 @@ class TestGradientOfReports:
                 continue
             news = method.news.encode(alone, {name: value[items] for name, value in inputs.items()})
             fit = news @ (self.weights(reports, row, method) @ alone["basis"])
-            (-fit.log_softmax(0)[0]).backward()  # type: ignore[no-untyped-call]
+            (-fit.log_softmax(0)[0]).backward()
             for name, value in alone.items():
                 expected[name] += 0 if value.grad is None else value.grad / 7
         assert found.keys() == {name for name in shared if name.startswith("news/") or name == "basis"}
@@ -225,12 +225,12 @@ class TestReports:
         data = Data(items, items >= 0, items, Catalogue(3), shown=shown)
         update, _ = method.client(shared, {}, method.prepare(data, Rng.of(0)))
         # The first two items came before: u = (½, ½), and u bᵀ / √2 = (½, 1) / √2, three times as sharp.
-        assert update["interest"].tolist() == pytest.approx([1.5 / math.sqrt(2), 3 / math.sqrt(2)])  # type: ignore[union-attr]
-        assert update["shown"].tolist() == [2, 0, -1]  # type: ignore[union-attr]
-        assert update["click"].tolist() == [1, 0, 0]  # type: ignore[union-attr]
+        assert update["interest"].tolist() == pytest.approx([1.5 / math.sqrt(2), 3 / math.sqrt(2)])
+        assert update["shown"].tolist() == [2, 0, -1]
+        assert update["click"].tolist() == [1, 0, 0]
         hiding = replace(method, padding=0.99)
         update, _ = hiding.client(shared, {}, hiding.prepare(data, Rng.of(0)))
-        assert update["interest"].tolist() == pytest.approx([15 / math.sqrt(2), 30 / math.sqrt(2)])  # type: ignore[union-attr]
+        assert update["interest"].tolist() == pytest.approx([15 / math.sqrt(2), 30 / math.sqrt(2)])
 
     @pytest.mark.parametrize("padding", [0.0, 0.3, 0.8])
     def test_each_news_is_hidden_with_its_chance(self, padding: float) -> None:

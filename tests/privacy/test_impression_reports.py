@@ -37,7 +37,7 @@ def update(extra: int = 0, items: list[int] = ITEMS, click: int | None = CLICK) 
 
 def told(stage: ImpressionReport, count: int, given: Tree, seed: int = 1) -> Tree:
     keys = Rng.of(seed).fold(torch.arange(count)).key
-    return vmap(lambda key: stage.device(given, Rng(key)))(keys)  # type: ignore[return-value]
+    return vmap(lambda key: stage.device(given, Rng(key)))(keys)
 
 
 class TestNews:

@@ -41,7 +41,7 @@ def test_the_scale_is_that_of_all_numbers_together(guarantee: str, scale: float)
     assert stage.deviation(64, 9) == pytest.approx(3 * math.sqrt(2) * scale)
     keys = Rng.of(1).fold(torch.arange(300)).key
     sent = vmap(lambda key: channel.device(update(), Rng(key)))(keys)
-    noise = flat(sent)  # type: ignore[arg-type]
+    noise = flat(sent)
     assert stats.kstest(noise, stats.laplace(scale=scale).cdf).pvalue > 1e-6
     assert stats.kstest(noise, stats.laplace(scale=1.1 * scale).cdf).pvalue < 1e-6
 
@@ -50,7 +50,7 @@ def test_noise_is_added_to_the_clipped_update() -> None:
     """64 numbers of 1 have a norm of 8: each becomes 0.3 / 8. The mean of 19,200 has a deviation of √2 b / 139."""
     channel = Channel(Clip(0.3), VectorLaplace(300.0))
     sent = vmap(lambda key: channel.device(update(1.0), Rng(key)))(Rng.of(2).fold(torch.arange(300)).key)
-    assert abs(flat(sent).mean() - 0.3 / 8) < 5 * math.sqrt(2) * 0.016 / 139  # type: ignore[arg-type]
+    assert abs(flat(sent).mean() - 0.3 / 8) < 5 * math.sqrt(2) * 0.016 / 139
 
 
 @pytest.mark.parametrize("guarantee", ["certified", "published"])
@@ -59,14 +59,14 @@ def test_the_noise_of_many_is_that_of_each_added_up(guarantee: str) -> None:
     assert channel.ends_in_noise
     keys = Rng.of(3).fold(torch.arange(150 * 6)).key
     each = vmap(lambda key: channel.device(update(), Rng(key)))(keys)
-    slow = flat({name: value.view(150, 6, -1).sum(1) for name, value in each.items()})  # type: ignore[union-attr]
+    slow = flat({name: value.view(150, 6, -1).sum(1) for name, value in each.items()})
     fast = np.concatenate([flat(channel.noise_of_many(update(), 6, Rng.of(4, number))) for number in range(150)])
     assert stats.ks_2samp(slow, fast).pvalue > 1e-6
     assert stats.ks_2samp(slow, 1.25 * fast).pvalue < 1e-6
 
 
 def test_charges() -> None:
-    certified, published = (Channel(Clip(0.3), VectorLaplace(3.0, how)) for how in ("certified", "published"))  # type: ignore[arg-type]
+    certified, published = (Channel(Clip(0.3), VectorLaplace(3.0, how)) for how in ("certified", "published"))
     charged = {charge.observer: charge for charge in certified.charges(SOME)}
     assert charged.keys() == {"server", "clients", "public"}
     assert all(charge.unit == "user" for charge in charged.values())
