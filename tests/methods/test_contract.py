@@ -303,11 +303,11 @@ class TestFedRecNRMS(TestFedRec):
         monkeypatch.setattr("homebody.testing.CATALOGUE", texts())
         made_up_vectors(monkeypatch)
 
-    def method(self) -> FedRec:
+    def method(self) -> Method:
         return FedRec(encoder=self.encoder, **SMALL)
 
     def learner(self) -> Method:
-        return replace(self.method(), learning_rate=0.05, d=8)
+        return FedRec(encoder=self.encoder, d=8, heads=2, words="random", learning_rate=0.02)
 
     def people(self) -> Split:
         return worded()

@@ -274,8 +274,16 @@ def test_readers_equal_torchs_layers() -> None:
     torch.testing.assert_close(found, additive(news, shared, "user/pool")[0], atol=1e-5, rtol=1e-4)
 
 
+@pytest.fixture(params=["at once", "in parts"])
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether memory suffices for all news of `encode_many`."""
+    if request.param == "in parts":
+        monkeypatch.setattr("homebody.models.news.KEPT", 0)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("name", ENCODERS)
-def test_news_encoded_in_parts_equal_news_encoded_at_once(name: str) -> None:
+def test_news_encoded_in_parts_equal_news_encoded_at_once(name: str, how: str) -> None:
     encoder = ENCODER[name]
     shared, given = start(encoder), inputs(encoder)
     given |= encoder.masks(RNG.fold("masks"), 0.3, given)
@@ -291,7 +299,7 @@ def test_news_encoded_in_parts_equal_news_encoded_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nrms", "naml", "plm"])
-def test_own_vectors_are_added_to_what_the_text_says(name: str) -> None:
+def test_own_vectors_are_added_to_what_the_text_says(name: str, how: str) -> None:
     encoder = WithIds(D, ENCODER[name])
     given = {**inputs(ENCODER[name]), **encoder.own(NEWS)}
     shared = {**start(ENCODER[name]), **encoder.start_own(NEWS, RNG)}
@@ -309,8 +317,8 @@ def test_own_vectors_are_added_to_what_the_text_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_a_light_encoder_takes_all_at_once_and_the_others_take_parts(
-    name: str, monkeypatch: pytest.MonkeyPatch
+def test_parts_are_encoded_once_and_once_more_for_the_gradient(
+    name: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder, sizes = ENCODER[name], list[int]()
     encode = type(encoder).encode
@@ -322,7 +330,7 @@ def test_a_light_encoder_takes_all_at_once_and_the_others_take_parts(
     monkeypatch.setattr(type(encoder), "encode", watched)
     vectors, slopes = encode_many(encoder, start(encoder), inputs(encoder), at_once=3)
     slopes(torch.ones_like(vectors))
-    assert sizes == ([N + 1] if name in ("id", "plm") else [3, 3, 2] * 2)
+    assert sizes == ([N + 1] if how == "at once" else [3, 3, 2] * 2)
 
 
 def test_touched_rows_stand_in_for_the_whole_table() -> None:
