@@ -266,6 +266,10 @@ class MethodContract:
         """What the server is given of a stacked update: its sum, or what the method's channel reads in it besides."""
         return _sum(update)
 
+    def round(self, total: Tree) -> Total:
+        """What the server is given of a round; by default, `total` is the sum."""
+        return Total(total, len(self.clients()), catalogue=CATALOGUE)
+
     def clients(self) -> list[Data]:
         """People of very different lengths: one item, nearly all items, all items, the same item twice."""
         everything = list(range(CATALOGUE.n_items))
@@ -431,12 +435,15 @@ class MethodContract:
         count = len(self.clients())
         update, _ = _cohort(method, shared, locals_, _prepare(method, stack(self.clients()), _keys(1, count)))
         total, state = self.total(update), method.init_server(shared)
-        _unmoved("server", lambda s, held, sums: method.server(s, held, Total(sums, count)), shared, state, total)
-        after, state_after = method.server(shared, state, Total(total, count))
+        _unmoved("server", lambda s, held, sums: method.server(s, held, self.round(sums)), shared, state, total)
+        after, state_after = method.server(shared, state, self.round(total))
         for before, now, whose in ((shared, after, "shared"), (state, state_after, "the server's")):
             assert sorted(before) == sorted(now), f"{whose} parameters change their names: {sorted(now)}"
             for name, value in before.items():
-                assert value.shape == now[name].shape, f"'{name}' changes its shape to {tuple(now[name].shape)}"
+                # What the server remembers of earlier rounds begins empty.
+                begun = slice(0 if len(value) or whose == "shared" else 1, None) if value.ndim else slice(None)
+                same = value.shape[begun] == now[name].shape[begun]
+                assert same, f"'{name}' changes its shape to {tuple(now[name].shape)}"
                 assert value.dtype == now[name].dtype, f"'{name}' changes its type to {now[name].dtype}"
 
     def test_a_score_is_one_number_an_item_whatever_the_order_of_items(self) -> None:
@@ -501,7 +508,7 @@ class MethodContract:
         return method, shared, locals_
 
     def _serve(self, method: Method, shared: Tree, update: Tree) -> Tree:
-        return method.server(shared, method.init_server(shared), Total(self.total(update), len(self.clients())))[0]
+        return method.server(shared, method.init_server(shared), self.round(self.total(update)))[0]
 
     def _same(self, actual: Tree, expected: Tree, what: str) -> None:
         """Equal up to rounding; rows of a table in any order, with any padding."""

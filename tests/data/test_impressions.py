@@ -159,3 +159,60 @@ def test_filters_and_views_count_again_what_came_before() -> None:
     ):  # fmt: skip
         raw = stated.impressions.before[stated.impressions.times.tolist().index(time)]  # type: ignore[union-attr,index]
         assert before == sum(item not in gone[user] for item in stated.history(user)[:raw].tolist())
+
+
+class TestAsked:
+    """Impressions that a model may be asked about, among others that are for learning alone."""
+
+    marks = (False, True, False, True, True, False)
+
+    @property
+    def people(self) -> Population:
+        assert FOUR.impressions is not None
+        return replace(FOUR, impressions=replace(FOUR.impressions, asked=np.array(self.marks)))
+
+    def test_only_those_are_asked(self) -> None:
+        done = split(self.people, "impressions")
+        assert done.shown is not None
+        assert sorted(np.concatenate([done.shown["valid"], done.shown["test"]]).tolist()) == [1, 3, 4]
+        assert "train" not in done.shown
+
+    def test_held_out_people_are_asked_about_those_and_the_others_learn_from_all(self) -> None:
+        for seed in range(6):
+            done = split(self.people, "impressions-people:test=0.25,valid=0.25", seed=seed)
+            if done.learn[3]:
+                break
+        assert done.shown is not None
+        assert FOUR.impressions is not None
+        learners = np.flatnonzero(done.learn)
+        assert done.shown["train"].tolist() == np.flatnonzero(np.isin(FOUR.impressions.users, learners)).tolist()
+        held = np.concatenate([done.shown["valid"], done.shown["test"]])
+        assert set(held.tolist()) == {1, 3, 4} & set(np.flatnonzero(~done.learn[FOUR.impressions.users]).tolist())
+        # Whoever is asked has what came before that: user 0 had two articles before the impression of number 1.
+        for number in held.tolist():
+            user = FOUR.impressions.users[number]
+            assert done.lengths[user] == [1, 2, 3, 1, 1, 2][number]
+
+    def test_of_later_impressions_only_those_are_asked(self) -> None:
+        done = split(self.people, "impressions-later:test=0.5,valid=0")
+        assert done.shown is not None
+        assert {part: numbers.tolist() for part, numbers in done.shown.items()} == {
+            "train": [0, 1, 3], "valid": [], "test": [4]
+        }  # fmt: skip
+
+    def test_filters_and_views_keep_the_marks(self) -> None:
+        part = apply(self.people, {"min_user": 2}).impressions
+        assert part is not None
+        assert part.asked is not None
+        assert part.asked.tolist() == [False, True, False, True, False]
+        left, _ = move_elsewhere(self.people, "taste", MadeView("svd"))
+        assert left.impressions is not None
+        assert left.impressions.asked is not None
+        assert left.impressions.times is not None
+        marks = dict(zip([15, 35, 45, 30, 55, 41], self.marks, strict=True))
+        assert left.impressions.asked.tolist() == [marks[time] for time in left.impressions.times.tolist()]
+
+    def test_a_mark_for_each_is_needed(self) -> None:
+        assert FOUR.impressions is not None
+        with pytest.raises(HomebodyError, match="has 2 marks of what is asked for 6 impressions"):
+            replace(FOUR, impressions=replace(FOUR.impressions, asked=np.array([True, False])))

@@ -10,14 +10,17 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from tests.methods.news import SMALL, made_up_vectors, texts, worded
+from torch.func import vmap
 
-from homebody.core import Method, Rows, Tree
+from homebody.core import Method, Rows, Total, Tree
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.evaluation import measure
 from homebody.fit import fit
 from homebody.methods import METHODS, find
 from homebody.methods.baselines import Chance, Popularity, PrivatePopularity
+from homebody.methods.dp_fedrec import DPFedRec
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.dssm import DSSM
@@ -27,20 +30,24 @@ from homebody.methods.fedgnn import FedGNN
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
+from homebody.methods.fedrec import FedRec
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
 from homebody.methods.ncf import NCF
+from homebody.methods.news_cen import NewsCentral
 from homebody.methods.nn_self import FOFLSelf, NNSelf
 from homebody.methods.pfedrec import Alone, PFedRec
+from homebody.methods.privaterec import PrivateRec
 from homebody.methods.privrec import PrivRec
 from homebody.methods.privrec_cen import PrivRecCEN
 from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.reference import Reference
+from homebody.rng import Rng
 from homebody.simulation import Simulator
-from homebody.testing import MethodContract, ReferenceContract, chance, described, population
+from homebody.testing import MethodContract, ReferenceContract, chance, described, impressed, population
 
 
 class TestPFedRec(MethodContract):
@@ -275,6 +282,104 @@ class TestPrivatePopularity(MethodContract):
         return PrivatePopularity()
 
 
+class TestFedRec(MethodContract):
+    def method(self) -> Method:
+        return FedRec(encoder="id", d=4, latest=6, negatives=2)
+
+    def learner(self) -> Method:
+        return FedRec(encoder="id", d=8, learning_rate=0.05)
+
+    def people(self) -> Split:
+        return impressed()
+
+
+class TestFedRecNRMS(TestFedRec):
+    """On titles, which the contract's own catalogue does not have."""
+
+    encoder = "nrms"
+
+    @pytest.fixture(autouse=True)
+    def with_texts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("homebody.testing.CATALOGUE", texts())
+        made_up_vectors(monkeypatch)
+
+    def method(self) -> Method:
+        return FedRec(encoder=self.encoder, **SMALL)
+
+    def learner(self) -> Method:
+        return FedRec(encoder=self.encoder, d=8, heads=2, words="random", learning_rate=0.02)
+
+    def people(self) -> Split:
+        return worded()
+
+
+class TestFedRecNAML(TestFedRecNRMS):
+    encoder = "naml"
+
+
+class TestFedRecPLM(TestFedRecNRMS):
+    encoder = "plm"
+
+    def learner(self) -> Method:
+        return FedRec(encoder="plm", d=8, learning_rate=0.003)
+
+
+class TestDPFedRec(TestFedRec):
+    def method(self) -> Method:
+        return DPFedRec(encoder="id", d=4, latest=6, negatives=2)
+
+    def learner(self) -> Method:
+        return DPFedRec(encoder="id", d=8, learning_rate=0.05, theta=1.0, epsilon=500.0, guarantee="published")
+
+
+class TestPrivateRecPublished(TestFedRec):
+    def method(self) -> Method:
+        return PrivateRec(guarantee="published", encoder="id", d=4, latest=6, negatives=2, basis=3, padding=0.3)
+
+    def learner(self) -> Method:
+        return PrivateRec(guarantee="published", encoder="id", d=8, learning_rate=0.05, epsilon=20.0)
+
+
+class TestPrivateRecChoice(TestFedRec):
+    """The server reads reports, not a sum."""
+
+    def method(self) -> Method:
+        return PrivateRec(encoder="id", d=4, latest=6, negatives=2, basis=3, padding=0.3, steps=2)
+
+    def learner(self) -> Method:
+        return PrivateRec(encoder="id", d=8, learning_rate=0.05, epsilon=20.0)
+
+    def total(self, update: Tree) -> Tree:
+        channel, count = self.method().uplink, len(self.clients())
+        keys, told = Rng.of(7).fold(torch.arange(count)).key, dict[str, torch.Tensor]()
+        channel.read(vmap(lambda key, one: channel.device(one, Rng(key)))(keys, update), told)
+        return channel.server(Total(told, count), Rng.of(0)).messages
+
+    def round(self, total: Tree) -> Total:
+        return replace(super().round({}), messages=total)
+
+    def _same(self, actual: Tree, expected: Tree, what: str) -> None:
+        """What was shown may be padded on its way to the channel, which tells the same of it."""
+        super()._same(widened(actual), widened(expected), what)
+
+
+def widened(update: Tree) -> Tree:
+    """An update with room for 20 items that were shown."""
+    pads = {"shown": -1.0, "click": 0.0}
+    return {
+        name: torch.nn.functional.pad(value, (0, 20 - value.shape[-1]), value=pads[name]) if name in pads else value
+        for name, value in update.items()
+    }
+
+
+class TestPrivateRecAttention(TestPrivateRecChoice):
+    def method(self) -> Method:
+        return PrivateRec(mechanism="attention", encoder="id", d=4, latest=6, negatives=2, basis=3, steps=2)
+
+    def learner(self) -> Method:
+        return PrivateRec(mechanism="attention", encoder="id", d=8, learning_rate=0.05, epsilon=20.0, basis=5)
+
+
 class TestPopularity(ReferenceContract):
     def reference(self) -> Reference:
         return Popularity()
@@ -327,6 +432,16 @@ class TestGMF(ReferenceContract):
         return NCF(model="gmf", factors=8, learning_rate=0.02)
 
 
+class TestNewsCentral(ReferenceContract):
+    passes = 5
+
+    def reference(self) -> Reference:
+        return NewsCentral(encoder="id", d=8, learning_rate=0.05)
+
+    def people(self) -> Split:
+        return impressed()
+
+
 class TestPrivRecCEN(ReferenceContract):
     passes = 2
 
@@ -374,6 +489,10 @@ def test_every_known_name_is_under_contract() -> None:
             TestAlone(),
             TestPrivatePopularity(),
             TestDPLCF(),
+            TestFedRec(),
+            TestDPFedRec(),
+            TestPrivateRecChoice(),
+            TestNewsCentral(),
             TestPopularity(),
             TestChance(),
             TestIALS(),

@@ -87,7 +87,8 @@ def test_every_shipped_kernel_belongs_to_a_method() -> None:
     for name in kernels._SHIPPED:
         method = classes[name]()
         assert isinstance(method, Method)
-        assert kernel_of(method).train is not None
+        kernel = kernel_of(method)
+        assert kernel.train is not None or kernel.total is not None
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from homebody.models.news import (
     NewsById,
     NewsEncoder,
     NRMSUser,
+    WithIds,
     dropout_mask,
     encode_many,
     filled,
@@ -273,8 +274,16 @@ def test_readers_equal_torchs_layers() -> None:
     torch.testing.assert_close(found, additive(news, shared, "user/pool")[0], atol=1e-5, rtol=1e-4)
 
 
+@pytest.fixture(params=["at once", "in parts"])
+def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether memory suffices for all news of `encode_many`."""
+    if request.param == "in parts":
+        monkeypatch.setattr("homebody.models.news.KEPT", 0)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("name", ENCODERS)
-def test_news_encoded_in_parts_equal_news_encoded_at_once(name: str) -> None:
+def test_news_encoded_in_parts_equal_news_encoded_at_once(name: str, how: str) -> None:
     encoder = ENCODER[name]
     shared, given = start(encoder), inputs(encoder)
     given |= encoder.masks(RNG.fold("masks"), 0.3, given)
@@ -287,6 +296,41 @@ def test_news_encoded_in_parts_equal_news_encoded_at_once(name: str) -> None:
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert_close(found[key], value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["nrms", "naml", "plm"])
+def test_own_vectors_are_added_to_what_the_text_says(name: str, how: str) -> None:
+    encoder = WithIds(D, ENCODER[name])
+    given = {**inputs(ENCODER[name]), **encoder.own(NEWS)}
+    shared = {**start(ENCODER[name]), **encoder.start_own(NEWS, RNG)}
+    plain = ENCODER[name].encode(shared, inputs(ENCODER[name]))
+    assert torch.equal(encoder.encode(shared, given), plain)  # they start at 0
+    shared["news/own"] = RNG.fold("own").normal(N, D)
+    torch.testing.assert_close(encoder.encode(shared, given)[:N], plain[:N] + shared["news/own"])
+    assert not encoder.encode(shared, given)[N].any()
+    assert (encoder.user, encoder.light) == (ENCODER[name].user, ENCODER[name].light)
+    assert encoder.words(NEWS) == ENCODER[name].words(NEWS)
+    assert encoder.masks(RNG, 0.2, given).keys() == ENCODER[name].masks(RNG, 0.2, given).keys()
+    vectors, slopes = encode_many(encoder, shared, given, at_once=3)
+    torch.testing.assert_close(vectors, encoder.encode(shared, given), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(slopes(torch.ones(N + 1, D))["news/own"], torch.ones(N, D))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_parts_are_encoded_once_and_once_more_for_the_gradient(
+    name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder, sizes = ENCODER[name], list[int]()
+    encode = type(encoder).encode
+
+    def watched(self: NewsEncoder, shared: Tree, given: Tree) -> Tensor:
+        sizes.append(len(next(iter(given.values()))))
+        return encode(self, shared, given)
+
+    monkeypatch.setattr(type(encoder), "encode", watched)
+    vectors, slopes = encode_many(encoder, start(encoder), inputs(encoder), at_once=3)
+    slopes(torch.ones_like(vectors))
+    assert sizes == ([N + 1] if how == "at once" else [3, 3, 2] * 2)
 
 
 def test_touched_rows_stand_in_for_the_whole_table() -> None:

@@ -210,7 +210,7 @@ def _cold_both(kept: Kept, settings: Mapping[str, float]) -> Parts:
 
 def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     shown, asked, notes = _askable(kept)
-    asked = asked if shown.asked is None else asked[shown.asked[asked]]
+    asked = _asked(shown, asked)
     users = shown.users[asked]
     # The first half of each user's impressions is for validation, the rest for test; who has one only, goes to
     # either in turn.
@@ -244,8 +244,8 @@ def _impressions_later(kept: Kept, settings: Mapping[str, float]) -> Parts:
         )
     parts: dict[ShownPart, Longs] = {
         "train": np.sort(order[:held]),
-        "valid": np.sort(order[held:late]),
-        "test": np.sort(order[late:]),
+        "valid": _asked(shown, np.sort(order[held:late])),
+        "test": _asked(shown, np.sort(order[late:])),
     }
     everyone = np.ones(len(kept.lengths), dtype=np.bool_)
     return _asked_of_shown(kept, shown, parts, _before(kept), everyone, notes, since=int(times[held]))
@@ -257,7 +257,7 @@ def _impressions_people(kept: Kept, settings: Mapping[str, float]) -> Parts:
     group = np.zeros(len(kept.lengths), dtype=np.int64)
     group[people] = _groups(kept, len(people), "users", settings)
     part = group[shown.users[usable]]
-    asked = usable if shown.asked is None else usable[shown.asked[usable]]
+    asked = _asked(shown, usable)
     held = group[shown.users[asked]]
     parts: dict[ShownPart, Longs] = {"train": usable[part == 0], "valid": asked[held == 1], "test": asked[held == 2]}
     return _asked_of_shown(kept, shown, parts, _before(kept), group == 0, notes)
@@ -277,6 +277,11 @@ def _askable(kept: Kept) -> tuple[Impressions, Longs, tuple[str, ...]]:
     many = several(some, "impression is", "impressions are")
     notes = (f"{many} not asked: nothing or everything in {them} was clicked.",) if some else ()
     return shown, np.flatnonzero(mixed), notes
+
+
+def _asked(shown: Impressions, numbers: Longs) -> Longs:
+    """Those of these impressions that a model may be asked about."""
+    return numbers if shown.asked is None else numbers[shown.asked[numbers]]
 
 
 def _before(kept: Kept) -> Longs | None:

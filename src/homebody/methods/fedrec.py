@@ -126,7 +126,11 @@ class FedRec(Method):
         bound = plain_work(sum(value.numel() for value in shared.values()), catalogue, longest)
         # Every news of a history and of an impression becomes a row of inputs, masks and vectors.
         rows = min(self.latest, longest) + self.negatives + 1
-        return bound + Work.of(rows * 200 * (self.d + 400), rows * 200 * (self.d + 400) ** 2, calls=2_000, sent=0)
+        bound += Work.of(rows * 200 * (self.d + 400), rows * 200 * (self.d + 400) ** 2, calls=2_000, sent=0)
+        # To rank, a device encodes all news there are.
+        words = sum(column.width for column in catalogue.items.values() if column.kind == "sequence")
+        each = self.d + 400 if self.news.light else words * (6 * self.d + 400 + 2 * self.heads * words)
+        return bound + Work(4 * catalogue.n_items * each, 4 * catalogue.n_items * each * (self.d + 400))
 
     def init_server(self, shared: Tree) -> Tree:
         return adam_start(shared)
@@ -260,13 +264,15 @@ def drawn_impression(shown: Shown | None, rng: Rng, device: torch.device) -> tup
 def last_items(data: Data, before: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The last items of the first `before` of a history, oldest first, and which of them are real.
 
+    There is always a place, real or not, where somebody who read nothing reads r₀.
+
     >>> data = Data(torch.tensor([5, 6, 7, 8]), torch.ones(4) > 0, torch.tensor([]), Catalogue(9))
     >>> items, real = last_items(data, torch.tensor(3), most=2)
     >>> items.tolist(), real.tolist()
     ([6, 7], [True, True])
     """
     width = data.items.shape[0]
-    place = (before - most).clamp(min=0) + torch.arange(min(most, width), device=data.items.device)
+    place = (before - most).clamp(min=0) + torch.arange(max(1, min(most, width)), device=data.items.device)
     real = place < before
-    items = data.items.gather(0, place.clamp(max=width - 1)) if width else data.items
+    items = data.items.gather(0, place.clamp(max=width - 1)) if width else place
     return torch.where(real, items, data.catalogue.n_items), real

@@ -68,9 +68,10 @@ class NewsCentral(Reference):
         task, rng = self.task, Rng.of(seed, "news-cen")
         shared = task.init_shared(histories.catalogue, rng.fold("shared"))
         state = adam_start(shared)
+        learnt = np.flatnonzero(histories.learn[histories.shown.users])
         for number in count():
             stream = rng.fold("pass", number)
-            order = stream.bits(len(histories.shown.users)).argsort().numpy()
+            order = learnt[stream.bits(len(learnt)).argsort().numpy()]
             for start in range(0, len(order), self.batch_size):
                 some = order[start : start + self.batch_size]
                 data = _padded(histories, histories.shown, some, task.latest)
@@ -112,7 +113,8 @@ def _scorer(task: FedRec, shared: Tree, histories: Histories) -> Score:
     length = np.diff(histories.indptr)
 
     def score(users: Users, items: Tensor) -> Tensor:
-        return torch.cat([some(users[at : at + PEOPLE_AT_ONCE], items) for at in range(0, len(users), PEOPLE_AT_ONCE)])
+        starts = range(0, max(1, len(users)), PEOPLE_AT_ONCE)
+        return torch.cat([some(users[at : at + PEOPLE_AT_ONCE], items) for at in starts])
 
     def some(users: Users, items: Tensor) -> Tensor:
         first = np.maximum(length[users] - task.latest, 0)

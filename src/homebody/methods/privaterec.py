@@ -138,13 +138,10 @@ class PrivateRec(FedRec):
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         shared = super().init_shared(catalogue, rng)
-        inputs = replace(self, words="random")._meta_inputs(catalogue) if rng.key.is_meta else None
-        news = self.news.encode(shared, inputs or news_inputs(self.news, catalogue, rng.key.device))[:-1]
+        if rng.key.is_meta:  # shapes alone: for a device's estimate of its work
+            return {**shared, "basis": torch.empty(self.basis, self.d, device="meta")}
+        news = self.news.encode(shared, news_inputs(self.news, catalogue, rng.key.device))[:-1]
         return {**shared, "basis": centres(news.detach(), self.basis, rng.fold("basis"))}
-
-    def _meta_inputs(self, catalogue: Catalogue) -> Tree:
-        """Inputs without values, for shapes alone."""
-        return {name: value.to("meta") for name, value in news_inputs(self.news, catalogue).items()}
 
     def init_server(self, shared: Tree) -> Tree:
         state = adam_start(shared)
@@ -299,8 +296,9 @@ class PrivateRec(FedRec):
 
 
 def clipped_softly(weights: Tensor, theta: float) -> Tensor:
-    """Weights within θ in ℓ2, differentiable."""
-    return weights * (theta / weights.norm(dim=-1, keepdim=True).clamp(min=theta))
+    """Weights of a softmax within θ in ℓ2, differentiable."""
+    most = min(theta, 1.0)  # they are within 1 already
+    return weights * (most / weights.norm(dim=-1, keepdim=True).clamp(min=most))
 
 
 def centres(news: Tensor, count: int, rng: Rng) -> Tensor:
