@@ -252,18 +252,27 @@ class TestIbm:
         assert other.impressions is not None
         assert shown.items.tolist() == again.impressions.items.tolist()
         assert shown.items.tolist() != other.impressions.items.tolist()
-        assert (people.n_users, people.n_items, people.n_interactions, len(shown.users)) == (5148, 714, 45_976, 2315)
-        assert np.diff(shown.indptr).tolist() == [20] * 2315
+        assert (people.n_users, people.n_items, people.n_interactions) == (5148, 714, 45_976)
+        assert np.diff(shown.indptr).tolist() == [20] * 22_091
         assert shown.before is not None
-        for number, user in enumerate(shown.users[:200].tolist()):
+        assert shown.asked is not None
+        assert np.bincount(shown.users[shown.asked]).max() == 1  # one of each person is asked
+        assert len(np.unique(shown.users)) == shown.asked.sum() == 2_315
+        for number, user in enumerate(shown.users[:500].tolist()):
             part, history = slice(*shown.indptr[number : number + 2]), people.history(user)
             (click,) = shown.items[part][shown.clicked[part]]
             earlier, later = np.split(history, [shown.before[number]])
-            assert set(later.tolist()) == {click}
+            assert later[0] == click
             assert click not in earlier
             assert len(set(earlier.tolist())) >= 3
             assert not set(history.tolist()) & set(shown.items[part][~shown.clicked[part]].tolist())
-        assert any("so they are drawn (seed 0): each of 2,315 people with 4 different" in note for note in people.notes)
+            if shown.asked[number]:
+                assert set(later.tolist()) == {click}
+        for user in np.unique(shown.users)[:100].tolist():
+            assert (shown.users == user).sum() == len(set(people.history(user).tolist())) - 3
+        assert any(
+            "(seed 0): 2,315 people with 4 different articles or more get one for each" in n for n in people.notes
+        )
         assert people.item_features is not None
         assert people.item_features.table["title"].null_count() == 0
 
