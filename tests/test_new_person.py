@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 
-from homebody.core import Data, Method, Tree
+from homebody.core import Data, Method, Newcomer, Tree
 from homebody.data import Population, load
 from homebody.data.partitions import split
 from homebody.data.population import Features
@@ -29,6 +29,7 @@ from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
 from homebody.simulation import Simulator
+from homebody.simulation.newcomers import newcomer_split
 from homebody.suggest import recommend_for, recommend_to
 
 SMALL = PrivRec(factors=4, hidden="8", epochs=2, negatives=2)
@@ -101,6 +102,17 @@ def test_what_they_have_changes_what_they_get(fitted: dict[str, Fitted], name: s
     both = some.keys() & others.keys()
     assert any(abs(some[item] - nothing[item]) > 1e-6 for item in some)
     assert any(abs(some[item] - others[item]) > 1e-6 for item in both)
+
+
+def test_texts_of_items_reach_a_new_person(people: Population) -> None:
+    """An encoder that reads texts ranks for somebody new as for anybody."""
+    titles = pl.DataFrame({"title": [f"storm number {item}" for item in range(people.n_items)]})
+    training = split(replace(people, item_features=Features(titles, {"title": "sequence"})), "leave-one-out")
+    made = newcomer_split(METHODS["fedmf"], training, Newcomer((3, 4), {}, {}))
+    known, given = (one.catalogue().items["title"] for one in (training, made.split))
+    assert given.texts == known.texts
+    assert given.texts[3] == "storm number 3"
+    assert torch.equal(given.values, known.values)
 
 
 @pytest.mark.parametrize("name", METHODS)

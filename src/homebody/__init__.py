@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from homebody.methods.baselines import Chance as Chance
     from homebody.methods.baselines import Popularity as Popularity
     from homebody.methods.baselines import PrivatePopularity as PrivatePopularity
+    from homebody.methods.dp_fedrec import DPFedRec as DPFedRec
     from homebody.methods.dp_privrec import DPPrivRec as DPPrivRec
     from homebody.methods.dplcf import DPLCF as DPLCF
     from homebody.methods.dssm import DSSM as DSSM
@@ -41,16 +42,19 @@ if TYPE_CHECKING:
     from homebody.methods.fedials import FedIALS as FedIALS
     from homebody.methods.fedmf import FedMF as FedMF
     from homebody.methods.fedncf import FedNCF as FedNCF
+    from homebody.methods.fedrec import FedRec as FedRec
     from homebody.methods.fedrecon import FedRecon as FedRecon
     from homebody.methods.fl_mv_dssm import FLMVDSSM as FLMVDSSM
     from homebody.methods.fmf_ldp import FMFLDP as FMFLDP
     from homebody.methods.ials import IALS as IALS
     from homebody.methods.mf import MF as MF
     from homebody.methods.ncf import NCF as NCF
+    from homebody.methods.news_cen import NewsCentral as NewsCentral
     from homebody.methods.nn_self import FOFLSelf as FOFLSelf
     from homebody.methods.nn_self import NNSelf as NNSelf
     from homebody.methods.pfedrec import Alone as Alone
     from homebody.methods.pfedrec import PFedRec as PFedRec
+    from homebody.methods.privaterec import PrivateRec as PrivateRec
     from homebody.methods.privrec import PrivRec as PrivRec
     from homebody.methods.privrec_cen import PrivRecCEN as PrivRecCEN
     from homebody.privacy import Channel as Channel
@@ -68,6 +72,7 @@ _NAMES = {
     "homebody.errors": "HomebodyError",
     "homebody.fit": "Fitted",
     "homebody.methods.baselines": "Chance Popularity PrivatePopularity",
+    "homebody.methods.dp_fedrec": "DPFedRec",
     "homebody.methods.dp_privrec": "DPPrivRec",
     "homebody.methods.dplcf": "DPLCF",
     "homebody.methods.dssm": "DSSM",
@@ -77,14 +82,17 @@ _NAMES = {
     "homebody.methods.fedials": "FedIALS",
     "homebody.methods.fedmf": "FedMF",
     "homebody.methods.fedncf": "FedNCF",
+    "homebody.methods.fedrec": "FedRec",
     "homebody.methods.fedrecon": "FedRecon",
     "homebody.methods.fl_mv_dssm": "FLMVDSSM",
     "homebody.methods.fmf_ldp": "FMFLDP",
     "homebody.methods.ials": "IALS",
     "homebody.methods.mf": "MF",
     "homebody.methods.ncf": "NCF",
+    "homebody.methods.news_cen": "NewsCentral",
     "homebody.methods.nn_self": "FOFLSelf NNSelf",
     "homebody.methods.pfedrec": "Alone PFedRec",
+    "homebody.methods.privaterec": "PrivateRec",
     "homebody.methods.privrec": "PrivRec",
     "homebody.methods.privrec_cen": "PrivRecCEN",
     "homebody.privacy": "Channel Ledger",

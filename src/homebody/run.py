@@ -68,6 +68,15 @@ CHANGED = (
     "before and after is charged."
 )
 
+REMEDIES = {
+    "impressions": "choose other data, or give --impressions FILE",
+    "item features": "choose other data, or give --item-features FILE",
+    "ratings": "choose other data, or name their column with --rating-col",
+    "times": "choose other data, or name their column with --time-col",
+    "user features": "choose other data, or give --user-features FILE",
+}
+"""What to do where data lacks what a method needs."""
+
 
 def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None) -> Result:
     """Run a recipe in a new folder below `out`. Nothing is written before the recipe is checked.
@@ -210,7 +219,9 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
     population = population_of(recipe, watcher)
     sliced(population, recipe.slices)  # raises if a slice cannot be read
     if lacking := population.lacks(method.needs):
-        raise HomebodyError(f"{recipe.method} needs {lacking}, which {population.name} does not have.")
+        raise HomebodyError(
+            f"{recipe.method} needs {lacking}, which {population.name} does not have: {REMEDIES[lacking]}."
+        )
     if method.scoring.predicts == "ratings":
         _refuse_unrated(recipe, population)
     split = split_population(

@@ -39,6 +39,23 @@ def test_the_server_reads_what_was_clicked(method: FedRec, encoder: str) -> None
         assert low <= value <= high
 
 
+def test_a_vector_of_each_news_item_gives_the_items_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A language model's vectors are not trained, and what is added to them is."""
+    monkeypatch.setattr("homebody.text_vectors.text_vectors", lambda texts: Rng.of(2).normal(len(texts), 384))
+    method = FedRec(**SMALL, encoder="plm", ids=True)  # type: ignore[arg-type]
+    simulator, shared = started(method)
+    found = read_words(method, simulator, shared, users=20).as_dict()
+    assert (found["table"], found["kind"]) == ("news/own", "items")
+    assert found["precision"][0] == found["recall"][0] == 1.0
+    user, rng = int(simulator.available()[0]), Rng.of(8)
+    about = drawn(method, simulator, shared, user, rng)
+    read = set(about.history[about.read].tolist()) - set(about.shown.tolist())
+    sent = simulator.message(method, shared, user, rng)
+    assert set(named(method, simulator, shared, user, rng, sent)) == {
+        simulator.split.population.item_name(item) for item in read
+    }
+
+
 def test_what_is_to_be_found_is_the_history_without_what_was_shown() -> None:
     """Worked out from the split's own tables, for one client."""
     method = FedRec(**SMALL, encoder="nrms", latest=3)  # type: ignore[arg-type]

@@ -388,7 +388,7 @@ def test_errors_are_sentences() -> None:
     with pytest.raises(HomebodyError, match=r"these items have none: give --item-features FILE .* or choose"):
         NRMS().inputs(Catalogue(3))
     text = NEWS.items["title"]._replace(kind="many")
-    with pytest.raises(HomebodyError, match=r"these items have it as 'many'.*--kind title=sequence"):
+    with pytest.raises(HomebodyError, match=r"have it without the order of its words.*--kind title=sequence"):
         NAML().words(Catalogue(N, {"title": text}))
     with pytest.raises(HomebodyError, match="10 numbers cannot be shared out among 3 heads"):
         NRMS(d=10, heads=3)

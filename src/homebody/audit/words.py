@@ -3,7 +3,7 @@
 A word vector gets a gradient if the word is in a news item that the client works on: one of the history, or one of the
 impression. All other rows of the table are exactly zero. The server knows the catalogue, and what it showed. So the
 rows that moved, without the words of the shown news, are the words of what the person clicked before. An encoder by id
-has a row for each item, and names the items themselves.
+has a row for each item, and so has any encoder with `ids`: these rows name the items themselves.
 
 Where devices add noise every row moves. The attacker then takes the rows that moved farthest, and is told how many.
 
@@ -32,7 +32,7 @@ from homebody.text_vectors import news_inputs
 __all__ = ["TABLES", "Drawn", "WordReading", "drawn", "named", "read_words"]
 
 USERS = 100
-TABLES = {"news/word": "words", "news/item": "items"}
+TABLES = {"news/word": "words", "news/item": "items", "news/own": "items"}
 """The tables that an encoder may have a row in for each thing that a person reads, and what their rows are."""
 Scores = npt.NDArray[np.float64]
 
@@ -145,7 +145,7 @@ def named(method: FedRec, simulator: Simulator, shared: Tree, user: int, rng: Rn
     content = _NewsContent.of(method, simulator.catalogue, table, len(shared[table]))
     shown = content.of_items(drawn(method, simulator, shared, user, rng).shown)
     rows = ((_moved(method, sent, table) > 0) & ~shown).nonzero()[:, 0].tolist()
-    if table == "news/item":
+    if TABLES[table] == "items":
         return [simulator.split.population.item_name(row) for row in rows]
     words = method.news.words(simulator.catalogue)
     return [words[row - 1] for row in rows if row]  # row 0 is of words that training does not know
@@ -164,7 +164,7 @@ def _table(method: FedRec, shared: Tree) -> str:
     if table is None:
         raise HomebodyError(
             f"The encoder {method.encoder} trains no vectors of words or items: its gradient has no rows to read. "
-            "--attack words is for the encoders nrms, naml and id."
+            "--attack words is for the encoders nrms, naml and id, and for ids=true."
         )
     return table
 
@@ -191,8 +191,8 @@ class _NewsContent:
     @classmethod
     def of(cls, method: FedRec, catalogue: Catalogue, table: str, size: int) -> _NewsContent:
         inputs = news_inputs(method.news, catalogue)
-        if table == "news/item":
-            return cls(inputs["item"][:, None].cpu(), size)
+        if TABLES[table] == "items":
+            return cls(inputs[table.removeprefix("news/")][:, None].cpu(), size)
         texts = [value for name, value in inputs.items() if name.startswith("words/")]
         return cls(torch.cat(texts, 1).cpu(), size)
 

@@ -107,7 +107,13 @@ def build(name: str, given: Mapping[str, Any], stages: Sequence[str] = ()) -> Me
     channel = parse_channel(stages)
     if not any(spec.name == "uplink" for spec in fields(built)):  # type: ignore[arg-type]
         raise HomebodyError(f"{name} has no field 'uplink', so no stage can be put on its way out.")
-    return replace(built, uplink=channel)  # type: ignore[type-var]
+    built = replace(built, uplink=channel)  # type: ignore[type-var]
+    if built.uplink != channel:
+        raise HomebodyError(
+            f"{name} has stages of its own ({', '.join(stage_texts(built.uplink))}), which follow from its fields: "
+            "leave --stage out, and give --set."
+        )
+    return built
 
 
 def own_channel(name: str) -> Channel:

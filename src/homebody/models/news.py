@@ -128,7 +128,7 @@ def text_column(catalogue: Catalogue, name: str, encoder: str) -> Column:
     """The column of a text whose words stand in their order; news without one are refused."""
     column = catalogue.items.get(name)
     if column is None or column.kind != "sequence":
-        state = "have none" if column is None else f"have it as '{column.kind}'"
+        state = "have none" if column is None else "have it without the order of its words"
         raise HomebodyError(
             f"The encoder {encoder} reads the text '{name}' of news as a sequence of words, and these items {state}: "
             f"give --item-features FILE with that column and --kind {name}=sequence, or choose the encoder id."

@@ -70,6 +70,7 @@ def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> Newco
     population = Population("newcomer", np.array([0, len(items)]), items, training.n_items, ratings=ratings)
     split = replace(
         everything(population, seed=training.seed),
+        population=replace(population, item_features=training.population.item_features),  # encoders read the texts
         learn=np.zeros(1, dtype=np.bool_),
         absent=training.absent,
         numbers=np.array([training.n_users]),  # an unused number, so that they draw their own random numbers
