@@ -50,7 +50,7 @@ from homebody.models.adam import adam_start, adam_step
 from homebody.models.news import ENCODERS, NewsEncoder, UserEncoder, WithIds, filled, find_encoder, find_user_encoder
 from homebody.privacy import Channel
 from homebody.privacy.queries import Mechanism, Vector
-from homebody.rng import Rng
+from homebody.rng import GOLDEN, Rng, mix
 from homebody.settings import Range
 from homebody.text_vectors import news_inputs, news_start
 
@@ -198,8 +198,10 @@ class FedRec(Method):
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         history, real = last_items(data, data.valid.sum(), self.latest)
         news = self.vectors(shared, data.catalogue, history)
-        # The same noise under two models would cancel out between them.
-        stream = Rng(local["key"]).fold(fingerprint(shared), data.valid.sum())
+        # The same noise under two models, or on two histories, would cancel out between them.
+        place = torch.arange(1, len(history) + 1, device=history.device)
+        read = torch.where(real, mix(history + place * GOLDEN), 0).sum()
+        stream = Rng(local["key"]).fold(fingerprint(shared), data.valid.sum(), read)
         person = self.asked(shared, news, real, stream)
         return self.vectors(shared, data.catalogue, items) @ person
 
