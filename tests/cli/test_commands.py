@@ -89,7 +89,7 @@ def test_methods_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     found = {row["name"]: row for row in json.loads(printed(monkeypatch, capsys, "methods", "--json"))["methods"]}
     assert set(found) == set(METHODS) >= {"fedials", "fedmf", "ials", "pfedrec", "popularity"}
     central = {name for name, row in found.items() if row["kind"] == "centralised"}
-    assert central == {"dssm", "ials", "mf", "ncf", "popularity", "privrec-cen", "random"}
+    assert central == {"dssm", "ials", "mf", "ncf", "news-cen", "popularity", "privrec-cen", "random"}
     assert all(row["title"] for row in found.values())
     assert "Zhang et al." in found["pfedrec"]["paper"]
     for name, row in found.items():

@@ -211,5 +211,6 @@ class TestFLMVDSSM:
 
     def test_models_are_attacked_with_the_noise_of_the_issue(self) -> None:
         figure = read_paper(ROOT / "experiments" / "fl-mv-dssm").figures[2]
-        assert figure.probe == "view:sigmas=0/1/4,participations=1/10/100,users=30"
-        assert probes.file_of(Path("cell"), figure.probe).name.startswith("probe-view-")
+        probe = figure.probe_at(figure.rows[0])
+        assert probe == "view:sigmas=0/1/4,participations=1/10/100,users=30"
+        assert probes.file_of(Path("cell"), probe).name.startswith("probe-view-")

@@ -108,9 +108,10 @@ def build(name: str, given: Mapping[str, Any], stages: Sequence[str] = ()) -> Me
     if not any(spec.name == "uplink" for spec in fields(built)):  # type: ignore[arg-type]
         raise HomebodyError(f"{name} has no field 'uplink', so no stage can be put on its way out.")
     built = replace(built, uplink=channel)  # type: ignore[type-var]
-    if built.uplink != channel:
+    own = stage_texts(built.uplink)
+    if own != stage_texts(channel):  # as texts: a stage may have been fitted to other fields
         raise HomebodyError(
-            f"{name} has stages of its own ({', '.join(stage_texts(built.uplink))}), which follow from its fields: "
+            f"{name} has stages of its own ({', '.join(own)}), which follow from its fields: "
             "leave --stage out, and give --set."
         )
     return built
