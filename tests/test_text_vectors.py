@@ -13,9 +13,10 @@ from homebody.core import Catalogue, Column
 from homebody.data.pretrained import pretrained_at
 from homebody.data.wordpiece import WordPiece
 from homebody.errors import HomebodyError
+from homebody.models.minilm import through_layers, whole
 from homebody.models.news import NAML, NRMS, PLM, NewsById
 from homebody.rng import Rng
-from homebody.text_vectors import news_inputs, news_start, text_vectors, word_vectors
+from homebody.text_vectors import news_inputs, news_start, text_states, text_vectors, top_layers, word_vectors
 
 RNG = Rng.of(0)
 # As `BertTokenizerFast` and `BertModel` of transformers 4.49 compute it from the package's files, with the mean over
@@ -94,13 +95,27 @@ class TestLanguageModel:
         monkeypatch.setattr(module, "pretrained", None)  # nobody asks for the model again
         assert torch.equal(text_vectors(texts), vectors)
 
+    def test_states_below_the_top_layers_lead_to_the_same_vectors(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        folder = at_hand("all-minilm-l6-v2")
+        monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
+        monkeypatch.setattr(module, "pretrained", lambda name, say=None: folder)
+        texts = ["", *RECORDED]
+        states, real = text_states(texts, 2)
+        assert real.sum(1).tolist() == [0, *(len(pieces) for pieces, _ in RECORDED.values())]
+        found = whole(through_layers(top_layers(2), states, real, range(4, 6)), real)
+        assert_close(found, text_vectors(texts), atol=1e-3, rtol=0)  # states are kept with 16 bits
+        monkeypatch.setattr(module, "_by_length", None)  # kept: nothing is computed again
+        assert all(torch.equal(*both) for both in zip(text_states(texts, 2), (states, real), strict=True))
+
     def test_damaged_kept_vectors_are_not_read(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
         kept = module._kept_at(["a", "b"])
         kept.parent.mkdir()
         for content in (b"", b"not vectors", module.save({"vectors": torch.ones(3, 384)}), module.save({})):
             kept.write_bytes(content)
-            assert module._kept(kept, 2) is None
+            assert module._kept(kept, {"vectors": (2, 384)}) is None
         kept.write_bytes(module.save({"vectors": torch.ones(2, 384)}))
         assert torch.equal(text_vectors(["a", "b"]), torch.ones(2, 384))
 
@@ -172,6 +187,22 @@ class TestEncoders:
         two = Catalogue(2, {"title": self.title})
         given = news_inputs(PLM(d=4), two)["plm"]
         assert (asked, given.shape, given[2].any().item()) == ([("A cat", "Dog")], (3, 384), False)
+
+    def test_a_language_models_layers_as_inputs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[tuple[tuple[str, ...], int]] = []
+
+        def states(texts: tuple[str, ...], layers: int) -> tuple[torch.Tensor, torch.Tensor]:
+            asked.append((texts, layers))
+            return torch.ones(2, 3, 384), torch.ones(2, 3, dtype=torch.bool)
+
+        monkeypatch.setattr(module, "text_states", states)
+        two = Catalogue(2, {"title": self.title})
+        given = news_inputs(PLM(d=4, layers=2), two)
+        assert (asked, given["plm/states"].shape) == ([(("A cat", "Dog"), 2)], (3, 3, 384))
+        assert given["plm/real"].tolist() == [[True] * 3, [True] * 3, [False] * 3]
+        shapes = news_start(PLM(d=4, layers=1), two, Rng.of(0, device="meta"))
+        assert shapes["news/encoder.layer.5.intermediate.dense.weight"].shape == (1536, 384)
+        assert sum(value.numel() for value in shapes.values()) == 1_774_464 + 384 * 4 + 4
 
     def test_news_without_text_are_refused(self) -> None:
         with pytest.raises(HomebodyError, match="The encoder plm reads the text 'title' of news"):

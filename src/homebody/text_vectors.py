@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -26,11 +26,18 @@ from homebody.data.sources import cache_dir
 from homebody.data.wordpiece import WordPiece
 from homebody.errors import HomebodyError
 from homebody.files import SHARED, replacing
-from homebody.models.minilm import WIDTH, sentence_vectors
+from homebody.models.minilm import (
+    LAYERS,
+    WIDTH,
+    layer_start,
+    piece_vectors,
+    sentence_vectors,
+    through_layers,
+)
 from homebody.models.news import NAML, NRMS, PLM, NewsEncoder, WithIds, text_column
 from homebody.rng import Rng
 
-__all__ = ["news_inputs", "news_start", "text_vectors", "word_vectors"]
+__all__ = ["news_inputs", "news_start", "text_states", "text_vectors", "top_layers", "word_vectors"]
 
 Say = Callable[[str], None]
 GLOVE, MINILM = "glove-6b-50d", "all-minilm-l6-v2"
@@ -56,8 +63,12 @@ def news_inputs(encoder: NewsEncoder, catalogue: Catalogue, device: torch.device
                     f"The encoder plm reads the texts of '{encoder.title}', and only their words are known here: "
                     "choose another encoder."
                 )
-            vectors = text_vectors(column.texts)
-            rows = {"plm": torch.cat([vectors, vectors.new_zeros(1, WIDTH)])}
+            if encoder.layers:
+                states, real = text_states(column.texts, encoder.layers)
+                rows = {"plm/states": states, "plm/real": real}
+            else:
+                rows = {"plm": text_vectors(column.texts)}
+            rows = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in rows.items()}
         else:
             rows = encoder.inputs(catalogue)
         known[asked] = {name: value.to(device) for name, value in rows.items()}
@@ -68,6 +79,11 @@ def news_start(encoder: NewsEncoder, catalogue: Catalogue, rng: Rng, words: str 
     """The parameters that the encoder starts from; `words` is the source, as `word_vectors` takes it."""
     if isinstance(encoder, WithIds):
         return {**news_start(encoder.inner, catalogue, rng, words), **encoder.start_own(catalogue, rng)}
+    if isinstance(encoder, PLM) and encoder.layers:
+        device = rng.key.device
+        parts = [layer_start(layer, device) for layer in encoder.trained] if device.type == "meta" else []
+        own = {name: value for part in parts for name, value in part.items()} or top_layers(encoder.layers)
+        return {**encoder.start(catalogue, rng), **{f"news/{name}": value.to(device) for name, value in own.items()}}
     if not isinstance(encoder, NRMS | NAML):
         return encoder.start(catalogue, rng)
     table = word_vectors(encoder.words(catalogue), words, rng.fold("words"), encoder.width)
@@ -139,45 +155,93 @@ def _from_file(words: Sequence[str], path: Path) -> tuple[npt.NDArray[np.int64],
 def text_vectors(texts: Sequence[str], say: Say | None = None) -> Tensor:
     """(len(texts), 384) by MiniLM, of length 1; 0 for an empty text. They are kept in the cache."""
     kept = _kept_at(texts)
-    if (vectors := _kept(kept, len(texts))) is not None:
-        return vectors
+    if known := _kept(kept, {"vectors": (len(texts), WIDTH)}):
+        return known["vectors"]
+    vectors = torch.zeros(len(texts), WIDTH)
+    with torch.no_grad():
+        for some, weights, pieces, real in _by_length(texts, say):
+            vectors[some] = sentence_vectors(weights, pieces, real)
+    _keep(kept, {"vectors": vectors})
+    return vectors
+
+
+def text_states(texts: Sequence[str], layers: int, say: Say | None = None) -> tuple[Tensor, Tensor]:
+    """(N, T, 384) what MiniLM makes of each piece of the texts below its last `layers`, and (N, T) which are real.
+
+    They are kept in the cache, with 16 bits a number.
+    """
+    kept, width = _kept_at(texts, below=layers), (len(texts), -1)
+    known = _kept(kept, {"states": (*width, WIDTH), "real": width})
+    if known is None:
+        parts = [
+            (some, through_layers(weights, piece_vectors(weights, pieces), real, range(LAYERS - layers)), real)
+            for some, weights, pieces, real in _by_length(texts, say)
+        ]
+        longest = max((real.shape[1] for _, _, real in parts), default=1)
+        known = {
+            "states": torch.zeros(len(texts), longest, WIDTH, dtype=torch.float16),
+            "real": torch.zeros(len(texts), longest, dtype=torch.bool),
+        }
+        for some, x, real in parts:
+            known["states"][some, : real.shape[1]] = x.to(torch.float16)
+            known["real"][some, : real.shape[1]] = real
+        _keep(kept, known)
+    return known["states"].float(), known["real"]
+
+
+def top_layers(layers: int) -> Tree:
+    """The parameters of MiniLM's last layers, under its own names."""
+    weights = load_file(pretrained(MINILM) / "model.safetensors")
+    return {name: weights[name] for layer in range(LAYERS - layers, LAYERS) for name in layer_start(layer, "meta")}
+
+
+def _by_length(texts: Sequence[str], say: Say | None) -> Iterator[tuple[list[int], Tree, Tensor, Tensor]]:
+    """Texts that are not empty, by their numbers, some at a time: the model's weights, pieces, and which are real.
+
+    Sentences of similar length are together: padding costs as much as pieces.
+    """
     folder = pretrained(MINILM, say)
     if say:
         say(f"Encoding {len(texts):,} texts with {MINILM}; the vectors are kept.")
     weights = load_file(folder / "model.safetensors")
     pieces = WordPiece.read(folder / "vocab.txt")
     cut = [pieces.of(text) for text in texts]
-    vectors = torch.zeros(len(texts), WIDTH)
-    # Sentences of similar length together: padding costs as much as pieces.
     order = sorted((number for number, text in enumerate(texts) if text.strip()), key=lambda number: len(cut[number]))
-    with torch.no_grad():
-        for first in range(0, len(order), SENTENCES_AT_ONCE):
-            some = order[first : first + SENTENCES_AT_ONCE]
-            longest = max(len(cut[number]) for number in some)
-            padded = torch.tensor([cut[number] + [0] * (longest - len(cut[number])) for number in some])
-            length = torch.tensor([len(cut[number]) for number in some])
-            vectors[some] = sentence_vectors(weights, padded, torch.arange(longest) < length[:, None])
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HomebodyError(f"{kept.parent} cannot be written: {error.strerror or error}.") from error
-    with replacing(kept, mode=SHARED) as file:
-        file.write(save({"vectors": vectors}))
-    return vectors
+    for first in range(0, len(order), SENTENCES_AT_ONCE):
+        some = order[first : first + SENTENCES_AT_ONCE]
+        longest = max(len(cut[number]) for number in some)
+        padded = torch.tensor([cut[number] + [0] * (longest - len(cut[number])) for number in some])
+        length = torch.tensor([len(cut[number]) for number in some])
+        yield some, weights, padded, torch.arange(longest) < length[:, None]
 
 
-def _kept_at(texts: Sequence[str]) -> Path:
+def _kept_at(texts: Sequence[str], below: int = 0) -> Path:
     digest = hashlib.blake2b(digest_size=16)
     digest.update(PRETRAINED[MINILM].package.sha256.encode())
     digest.update(json.dumps(list(texts)).encode())
-    return cache_dir() / "vectors" / f"{MINILM}-{digest.hexdigest()}.safetensors"
+    states = f"-below-{below}" if below else ""
+    return cache_dir() / "vectors" / f"{MINILM}-{digest.hexdigest()}{states}.safetensors"
 
 
-def _kept(path: Path, count: int) -> Tensor | None:
-    """The vectors that were computed before, if the file has them."""
+def _kept(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Tree | None:
+    """What was computed before, if the file has it; -1 is any size."""
     try:
-        vectors = load_file(path).get("vectors") if path.is_file() else None
+        known = load_file(path) if path.is_file() else {}
     except (SafetensorError, OSError):
         return None
-    fits = vectors is not None and vectors.shape == (count, WIDTH) and bool(torch.isfinite(vectors).all())
-    return vectors if fits else None
+    fits = known.keys() == shapes.keys() and all(
+        len(value.shape) == len(shapes[name])
+        and all(wanted in (-1, size) for size, wanted in zip(value.shape, shapes[name], strict=True))
+        and bool(torch.isfinite(value).all())
+        for name, value in known.items()
+    )
+    return known if fits else None
+
+
+def _keep(path: Path, known: Tree) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HomebodyError(f"{path.parent} cannot be written: {error.strerror or error}.") from error
+    with replacing(path, mode=SHARED) as file:
+        file.write(save(known))

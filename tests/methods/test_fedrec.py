@@ -65,6 +65,22 @@ def near(found: Tree, expected: Tree) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5 * max(scale, 1e-3), msg=name)
 
 
+class TestLayers:
+    def test_a_language_models_layers_move_at_a_rate_of_their_own(self) -> None:
+        method = FedRec(encoder="plm", layers=1, learning_rate=0.5, layers_rate=0.125, **SMALL)
+        name = "news/encoder.layer.5.output.dense.bias"
+        shared = {name: torch.zeros(2), "pad": torch.zeros(2)}
+        slopes = {name: torch.tensor([1.0, -3.0]), "pad": torch.tensor([-2.0, 5.0])}
+        after, _ = method.server(shared, adam_start(shared), Total(slopes, 1))
+        torch.testing.assert_close(after, {name: torch.tensor([-0.125, 0.125]), "pad": torch.tensor([0.5, -0.5])})
+
+    def test_other_encoders_have_none(self) -> None:
+        with pytest.raises(HomebodyError, match="The encoder nrms has no language model whose layers could be trained"):
+            FedRec(encoder="nrms", layers=2, **SMALL)
+        with pytest.raises(HomebodyError, match="layers"):
+            FedRec(encoder="plm", layers=7, **SMALL)
+
+
 class TestKernel:
     @pytest.mark.parametrize("name", METHODS)
     def test_the_sum_at_once_equals_the_sum_of_clients(self, name: str) -> None:

@@ -46,6 +46,7 @@ from homebody.core import (
     param,
     plain_work,
 )
+from homebody.errors import HomebodyError
 from homebody.models.adam import adam_start, adam_step
 from homebody.models.news import ENCODERS, NewsEncoder, UserEncoder, WithIds, filled, find_encoder, find_user_encoder
 from homebody.privacy import Channel
@@ -69,6 +70,8 @@ class FedRec(Method):
     d: int = param(400, "numbers of a news vector and of a user vector", low=1)
     heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
     ids: bool = param(True, "whether a vector of each news item's own is added to what an encoder makes of its text")
+    layers: int = param(0, "top layers of the language model that are trained too, with encoder=plm", low=0, high=6)
+    layers_rate: float = param(1e-5, "learning rate of these layers", low=0)
     words: str = param(
         "glove", "word vectors that nrms and naml start from: glove, random, or a file in GloVe's format"
     )
@@ -108,7 +111,12 @@ class FedRec(Method):
     @cached_property
     def news(self) -> NewsEncoder:
         kind = find_encoder(self.encoder)
-        text = kind(d=self.d, heads=self.heads) if self.encoder == "nrms" else kind(d=self.d)  # type: ignore[call-arg]
+        if self.layers and self.encoder != "plm":
+            raise HomebodyError(
+                f"The encoder {self.encoder} has no language model whose layers could be trained: set encoder=plm."
+            )
+        own = {"nrms": {"heads": self.heads}, "plm": {"layers": self.layers}}.get(self.encoder, {})
+        text = kind(d=self.d, **own)  # type: ignore[arg-type]
         return WithIds(self.d, text) if self.ids and self.encoder != "id" else text
 
     @cached_property
@@ -130,6 +138,7 @@ class FedRec(Method):
         # To rank, a device encodes all news there are.
         words = sum(column.width for column in catalogue.items.values() if column.kind == "sequence")
         each = self.d + 400 if self.news.light else words * (6 * self.d + 400 + 2 * self.heads * words)
+        each += self.layers * words * 5_000
         return bound + Work(4 * catalogue.n_items * each, 4 * catalogue.n_items * each * (self.d + 400))
 
     def init_server(self, shared: Tree) -> Tree:
@@ -193,7 +202,11 @@ class FedRec(Method):
         return local
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        return adam_step(shared, state, total.mean, self.learning_rate, (0.9, 0.99))
+        return adam_step(shared, state, total.mean, self.rate, (0.9, 0.99))
+
+    def rate(self, name: str) -> float:
+        """The learning rate of a parameter: the layers of a language model have one of their own."""
+        return self.layers_rate if "encoder.layer" in name else self.learning_rate
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         history, real = last_items(data, data.valid.sum(), self.latest)

@@ -39,6 +39,8 @@ class NewsCentral(Reference):
     d: int = param(400, "numbers of a news vector and of a user vector", low=1)
     heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
     ids: bool = param(True, "whether a vector of each news item's own is added to what an encoder makes of its text")
+    layers: int = param(0, "top layers of the language model that are trained too, with encoder=plm", low=0, high=6)
+    layers_rate: float = param(1e-5, "learning rate of these layers", low=0)
     words: str = param(
         "glove", "word vectors that nrms and naml start from: glove, random, or a file in GloVe's format"
     )
@@ -78,7 +80,7 @@ class NewsCentral(Reference):
                 batches = _batches(task, histories, data, stream.fold(torch.from_numpy(some)))
                 gradient, _ = kernel.total(task, shared, {}, batches)
                 mean = {name: value / len(some) for name, value in gradient.items()}
-                shared, state = adam_step(shared, state, mean, self.learning_rate, (0.9, 0.99))
+                shared, state = adam_step(shared, state, mean, task.rate, (0.9, 0.99))
             yield _scorer(task, {**shared, **kernel.index(task, shared, histories.catalogue)}, histories)
 
 

@@ -244,7 +244,7 @@ class PrivateRec(FedRec):
             rng = Rng.of(0, "server", step, device=shared["pad"].device)
             some = rng.fold("reports").integers(count, min(self.batch_size, count))
             gradient = self.gradient(learnt, {name: value[some] for name, value in told.items()}, inputs, rng)
-            learnt, state = adam_step(learnt, state, gradient, self.learning_rate, (0.9, 0.99))
+            learnt, state = adam_step(learnt, state, gradient, self.rate, (0.9, 0.99))
             past = min(self.averaging, step / (step + 10))  # what the first steps begin with is soon forgotten
             shared = {name: past * value + (1 - past) * learnt[name] for name, value in shared.items()}
         return shared, {**state, **{f"learnt/{name}": value for name, value in learnt.items()}}

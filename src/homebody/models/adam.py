@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from homebody.core import Tree
@@ -18,9 +20,15 @@ def adam_start(shared: Tree) -> Tree:
 
 
 def adam_step(
-    shared: Tree, state: Tree, gradient: Tree, rate: float, betas: tuple[float, float] = (0.9, 0.999)
+    shared: Tree,
+    state: Tree,
+    gradient: Tree,
+    rate: float | Callable[[str], float],
+    betas: tuple[float, float] = (0.9, 0.999),
 ) -> tuple[Tree, Tree]:
     """The parameters and the state after a step along this gradient. Parameters that it does not name stay.
+
+    rate: of all parameters, or of each by its name.
 
     >>> shared = {"w": torch.tensor([1.0, 1.0])}
     >>> after, _ = adam_step(shared, adam_start(shared), {"w": torch.tensor([5.0, -0.1])}, rate=0.5)
@@ -33,6 +41,7 @@ def adam_step(
     for name, slope in gradient.items():
         m = first * state[f"m/{name}"] + (1 - first) * slope
         v = second * state[f"v/{name}"] + (1 - second) * slope**2
-        after[name] = shared[name] - rate * (m / (1 - first**step)) / ((v / (1 - second**step)).sqrt() + EPS)
+        own = rate(name) if callable(rate) else rate
+        after[name] = shared[name] - own * (m / (1 - first**step)) / ((v / (1 - second**step)).sqrt() + EPS)
         kept |= {f"m/{name}": m, f"v/{name}": v}
     return after, kept

@@ -5,8 +5,8 @@
   Self-Attention, EMNLP 2019).
 - `NAML`: title, body and categories are views, joined by attention; a convolution reads words (Wu et al., Neural News
   Recommendation with Attentive Multi-View Learning, IJCAI 2019).
-- `PLM`: a layer on the vector that a language model has of the title, which stays as it is (after Wu et al.,
-  Empowering News Recommendation with Pre-trained Language Models, SIGIR 2021).
+- `PLM`: a layer on the vector that a language model has of the title, which stays as it is, or whose top layers are
+  trained too (after Wu et al., Empowering News Recommendation with Pre-trained Language Models, SIGIR 2021).
 
 A user encoder is `NRMSUser`, `NAMLUser` or `MeanUser` of the news vectors of a history, whose empty places count for
 nothing. Parameters are flat dictionaries of tensors, under `news/…` and `user/…`. Everything runs under vmap and is
@@ -27,6 +27,7 @@ from torch.func import vjp
 
 from homebody.core import Catalogue, Column, Tree
 from homebody.errors import HomebodyError, unknown_name
+from homebody.models.minilm import HEADS, LAYERS, WIDTH, through_layers, whole
 from homebody.rng import Rng
 
 __all__ = [
@@ -54,8 +55,6 @@ NEVER = -1e30
 """Added to the fit of a place that does not count: finite, so that no gradient is undefined."""
 WINDOW = 3
 """Words that NAML's convolution reads together."""
-PLM_WIDTH = 384
-"""Numbers of a language model's vector."""
 KEPT = 1 << 28
 """Up to so many numbers are kept for the gradient: 1 GB."""
 CATEGORY_WIDTH = 100
@@ -371,9 +370,11 @@ class NAML(_OfWords):
 
 @dataclass(frozen=True)
 class PLM(NewsEncoder):
-    """One layer on the vectors that a language model has of titles; the language model is not trained.
+    """One layer on the vectors that a language model has of titles.
 
-    Its inputs are `plm` (N + 1, 384): see `homebody.text_vectors.news_inputs`, which computes them.
+    layers: how many of the language model's own layers, from the top, are trained too. Without any, its inputs are
+    `plm` (N + 1, 384), the finished vectors; else `plm/states` (N + 1, T, 384), what the layers below make of each
+    piece of a title, and `plm/real`. See `homebody.text_vectors`, which computes them.
 
     >>> encoder = PLM(d=4)
     >>> encoder.encode(encoder.start(Catalogue(2), Rng.of(0)), {"plm": torch.ones(5, 384)}).shape
@@ -381,24 +382,43 @@ class PLM(NewsEncoder):
     """
 
     title: str = "title"
+    layers: int = 0
 
     user: ClassVar[str] = "mean"
-    light: ClassVar[bool] = True
+
+    @property
+    def light(self) -> bool:  # type: ignore[override]
+        return not self.layers
+
+    @property
+    def trained(self) -> range:
+        """The numbers of the language model's layers that are trained."""
+        return range(LAYERS - self.layers, LAYERS)
 
     def inputs(self, catalogue: Catalogue) -> Tree:
         raise HomebodyError("The encoder plm reads a language model's vectors: see homebody.text_vectors.news_inputs.")
 
     def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
         offset = torch.zeros(self.d, device=rng.key.device)
-        return {"news/weight": glorot(rng.fold("news/weight"), PLM_WIDTH, self.d), "news/offset": offset}
+        return {"news/weight": glorot(rng.fold("news/weight"), WIDTH, self.d), "news/offset": offset}
 
     def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
-        return {"keep/plm": dropout_mask(rng.fold("plm"), rate, len(given["plm"]), PLM_WIDTH)}
+        count = len(next(iter(given.values())))
+        return {"keep/plm": dropout_mask(rng.fold("plm"), rate, count, WIDTH)}
+
+    def room(self, given: Mapping[str, Tensor]) -> int:
+        pieces = given["plm/real"].shape[-1] if self.layers else 0
+        return super().room(given) + self.layers * pieces * (24 * WIDTH + 3 * HEADS * pieces)
 
     def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
-        real = (given["plm"] != 0).any(-1, keepdim=True)
-        vectors = _seen(given["plm"], given, "keep/plm") @ shared["news/weight"] + shared["news/offset"]
-        return torch.where(real, vectors, 0.0)
+        if self.layers:
+            own = {name.removeprefix("news/"): value for name, value in shared.items() if "encoder.layer" in name}
+            states, real = given["plm/states"], given["plm/real"]
+            text, there = whole(through_layers(own, states, real, self.trained), real), real.any(-1, keepdim=True)
+        else:
+            text, there = given["plm"], (given["plm"] != 0).any(-1, keepdim=True)
+        vectors = _seen(text, given, "keep/plm") @ shared["news/weight"] + shared["news/offset"]
+        return torch.where(there, vectors, 0.0)
 
 
 @dataclass(frozen=True)
