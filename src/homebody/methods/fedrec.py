@@ -116,7 +116,7 @@ class FedRec(Method):
                 f"The encoder {self.encoder} has no language model whose layers could be trained: set encoder=plm."
             )
         own = {"nrms": {"heads": self.heads}, "plm": {"layers": self.layers}}.get(self.encoder, {})
-        text = kind(d=self.d, **own)  # type: ignore[arg-type]
+        text = kind(d=self.d, **own)
         return WithIds(self.d, text) if self.ids and self.encoder != "id" else text
 
     @cached_property

@@ -55,7 +55,7 @@ def layer_start(layer: int, device: torch.device | str) -> dict[str, Tensor]:
     >>> sum(value.numel() for value in layer_start(5, "meta").values())
     1774464
     """
-    sizes = {f"attention.self.{part}": (WIDTH, WIDTH) for part in ("query", "key", "value")}
+    sizes: dict[str, tuple[int, ...]] = {f"attention.self.{part}": (WIDTH, WIDTH) for part in ("query", "key", "value")}
     sizes |= {"attention.output.dense": (WIDTH, WIDTH), "attention.output.LayerNorm": (WIDTH,)}
     sizes |= {"intermediate.dense": (INNER, WIDTH), "output.dense": (WIDTH, INNER), "output.LayerNorm": (WIDTH,)}
     empty = {}
@@ -67,7 +67,7 @@ def layer_start(layer: int, device: torch.device | str) -> dict[str, Tensor]:
 
 def _layer(weights: Mapping[str, Tensor], name: str, x: Tensor, real: Tensor) -> Tensor:
     query, key, value = (
-        _linear(weights, f"{name}.attention.self.{part}", x).unflatten(-1, (HEADS, -1)).transpose(-2, -3)
+        _linear(weights, f"{name}.attention.self.{part}", x).reshape(*x.shape[:-1], HEADS, -1).transpose(-2, -3)
         for part in ("query", "key", "value")
     )
     fit = query @ key.mT * query.shape[-1] ** -0.5
