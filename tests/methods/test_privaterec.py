@@ -132,14 +132,20 @@ class TestServer:
         start = moved(method)
         inputs = news_inputs(method.news, texts())
         shared, state = method.server(start, method.init_server(start), self.collected(self.alike(6), 6))
-        learnt, moments, mean = start, adam_start(start), start
+        learnt = {name: value for name, value in start.items() if name != "level"}
+        moments, mean = adam_start(learnt), learnt
         for past in (0.0, 1 / 11, 0.15):  # 0/10, 1/11, then 2/12 is more than 0.15
             slope = method.gradient(learnt, self.alike(1), inputs)
             learnt, moments = adam_step(learnt, moments, slope, 0.02, (0.9, 0.99))
             mean = {name: past * value + (1 - past) * learnt[name] for name, value in mean.items()}
+        for name in learnt:
+            torch.testing.assert_close(state[f"learnt/{name}"], learnt[name])
+        assert "learnt/level" not in state
+        # A level is no parameter: it follows from the others and from the news of the reports, each told as often here.
+        news = method.news.encode(mean, {name: value[[3, 8, 1]] for name, value in inputs.items()})
+        mean["level"] = (mean["basis"] @ news.T).exp().mean(1).log()
         for name in start:
             torch.testing.assert_close(shared[name], mean[name])
-            torch.testing.assert_close(state[f"learnt/{name}"], learnt[name])
         assert state["step"] == 3
         assert not torch.allclose(shared["basis"], learnt["basis"])
         assert torch.equal(shared["pad"], start["pad"])
@@ -173,6 +179,26 @@ class TestServer:
             before = state["learnt/news/item"][5]
             _, after = method.server(shared, state, self.collected(self.alike(4, 6), 4))
             assert torch.equal(after["learnt/news/item"][5], before) != moves
+
+    def test_levels_are_by_the_news_that_were_shown(self) -> None:
+        """One number a news item, r = (1, 2, -1), b = (2, -1): news 1 was told twice, news 2 once, -1 is no news."""
+        method = PrivateRec(encoder="id", d=1, basis=2, negatives=1, steps=1, learning_rate=0.0, dropout=0.0)
+        shared = method.init_shared(Catalogue(3), Rng.of(0))
+        assert shared["level"].shape == (2,)
+        shared |= {"news/item": torch.tensor([[1.0], [2.0], [-1.0]]), "basis": torch.tensor([[2.0], [-1.0]])}
+        state = method.init_server(shared)
+        reports = {
+            "news": torch.tensor([[1, 2], [1, -1]], dtype=torch.int32),
+            "choice": torch.zeros(2, dtype=torch.int32),
+        }
+        after, _ = method.server(shared, state, Total({}, 2, messages=reports, catalogue=Catalogue(3)))
+        expected = [math.log((2 * math.exp(4) + math.exp(-2)) / 3), math.log((2 * math.exp(-2) + math.exp(1)) / 3)]
+        assert after["level"].tolist() == pytest.approx(expected, abs=1e-5)
+        # Nobody told any news: the levels stay.
+        nothing = {"news": torch.full((1, 2), -1, dtype=torch.int32), "choice": torch.zeros(1, dtype=torch.int32)}
+        again, _ = method.server(after, state, Total({}, 1, messages=nothing, catalogue=Catalogue(3)))
+        assert torch.equal(again["level"], after["level"])
+        assert "level" not in replace(method, mechanism="attention").init_shared(Catalogue(3), Rng.of(0))
 
     def test_without_a_catalogue_it_says_so(self) -> None:
         method = certified()
@@ -219,15 +245,20 @@ class TestReports:
             "news/item": torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 1.0]]),
             "basis": torch.tensor([[1.0, 0.0], [0.0, 2.0]]),
             "pad": torch.tensor([5.0, 5.0]),
+            "level": torch.tensor([0.25, -1.0]),
         }
         items = torch.tensor([0, 1, 2])
         shown = Shown(torch.tensor([[2, 0, 3]]), torch.tensor([[True, False, False]]), torch.tensor([2]))
         data = Data(items, items >= 0, items, Catalogue(3), shown=shown)
         update, _ = method.client(shared, {}, method.prepare(data, Rng.of(0)))
-        # The first two items came before: u = (½, ½), and u bᵀ / √2 = (½, 1) / √2, three times as sharp.
-        assert update["interest"].tolist() == pytest.approx([1.5 / math.sqrt(2), 3 / math.sqrt(2)])
+        # The first two items came before: u = (½, ½), u bᵀ = (½, 1), and each is taken relative to its level.
+        assert update["interest"].tolist() == pytest.approx([0.25, 2.0])
         assert update["shown"].tolist() == [2, 0, -1]
         assert update["click"].tolist() == [1, 0, 0]
+        method = replace(method, mechanism="attention")
+        update, _ = method.client(shared, {}, method.prepare(data, Rng.of(0)))
+        # For attention it is u bᵀ / √2, three times as sharp.
+        assert update["interest"].tolist() == pytest.approx([1.5 / math.sqrt(2), 3 / math.sqrt(2)])
         hiding = replace(method, padding=0.99)
         update, _ = hiding.client(shared, {}, hiding.prepare(data, Rng.of(0)))
         assert update["interest"].tolist() == pytest.approx([15 / math.sqrt(2), 30 / math.sqrt(2)])

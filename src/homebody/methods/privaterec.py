@@ -24,6 +24,10 @@ vector that fits best (`choice`).
 In a certified run everyone reports on one of their impressions in each round, by default in `reports` rounds. After
 each, the server takes `steps` steps of Adam on the reports of the last `memory` rounds, and shares a running mean of
 its parameters. The basis starts as the centres of clusters of the catalogue's news, which are public.
+
+A choice is the basis vector b under which a history is likeliest, where news r are drawn with chances ∝ e^{rᵀb} from
+those that are shown: uᵀb minus the *level* of b, log E[e^{rᵀb}]. The server knows the levels from the news of reports.
+Without them, a few long basis vectors would be the choice of nearly everyone.
 """
 
 from __future__ import annotations
@@ -53,6 +57,8 @@ __all__ = ["PrivateRec"]
 
 PASSES = 20
 """Passes in which the centres of clusters settle."""
+LEVEL_NEWS = 4096
+"""The news of so many places of reports, the last ones, are what is shown at large."""
 
 
 @dataclass(frozen=True)
@@ -139,14 +145,18 @@ class PrivateRec(FedRec):
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         shared = super().init_shared(catalogue, rng)
         if rng.key.is_meta:  # shapes alone: for a device's estimate of its work
-            return {**shared, "basis": torch.empty(self.basis, self.d, device="meta")}
-        news = self.news.encode(shared, news_inputs(self.news, catalogue, rng.key.device))[:-1]
-        return {**shared, "basis": centres(news.detach(), self.basis, rng.fold("basis"))}
+            level = {"level": torch.empty(self.basis, device="meta")} if self.chooses else {}
+            return {**shared, "basis": torch.empty(self.basis, self.d, device="meta"), **level}
+        news = self.news.encode(shared, news_inputs(self.news, catalogue, rng.key.device))[:-1].detach()
+        shared = {**shared, "basis": centres(news, self.basis, rng.fold("basis"))}
+        often = torch.ones(len(news), device=news.device)
+        return {**shared, "level": levels(news, shared["basis"], often)} if self.chooses else shared
 
     def init_server(self, shared: Tree) -> Tree:
-        state = adam_start(shared)
+        trained = {name: value for name, value in shared.items() if name != "level"}
+        state = adam_start(trained)
         if self.certified:
-            state |= {f"learnt/{name}": value for name, value in shared.items()}
+            state |= {f"learnt/{name}": value for name, value in trained.items()}
             none = {"news": (0, self.negatives + 1), self._stage.told: (0,) if self.chooses else (0, self.basis)}
             kinds = {"weights": torch.float16}
             for name, shape in none.items():
@@ -218,8 +228,10 @@ class PrivateRec(FedRec):
         return {"interest": interest, "shown": batch["shown"], "click": batch["click"]}
 
     def interest(self, shared: Tree, history: Tensor, real: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """How well each basis vector fits: u bᵀ / √d."""
+        """How well each basis vector fits: u bᵀ / √d for attention, u bᵀ minus its level for a choice."""
         person = self.user.encode(shared, *filled(history, real, shared["pad"], hidden))
+        if self.chooses:
+            return shared["basis"] @ person - shared["level"]
         return self.sharpness * self.d**-0.5 * (shared["basis"] @ person)
 
     def reader(self, parameters: Tree, history: Tensor, batch: Batch) -> Tensor:
@@ -238,7 +250,7 @@ class PrivateRec(FedRec):
         inputs = news_inputs(self.news, total.catalogue, shared["pad"].device)
         state = {**state, **{f"told/{name}": value for name, value in told.items()}}
         count = len(told["news"])
-        learnt = {name: state[f"learnt/{name}"] for name in shared}
+        learnt = {name: state[f"learnt/{name}"] for name in shared if name != "level"}
         for _ in range(self.steps):
             step = int(state["step"])
             rng = Rng.of(0, "server", step, device=shared["pad"].device)
@@ -246,8 +258,19 @@ class PrivateRec(FedRec):
             gradient = self.gradient(learnt, {name: value[some] for name, value in told.items()}, inputs, rng)
             learnt, state = adam_step(learnt, state, gradient, self.rate, (0.9, 0.99))
             past = min(self.averaging, step / (step + 10))  # what the first steps begin with is soon forgotten
-            shared = {name: past * value + (1 - past) * learnt[name] for name, value in shared.items()}
+            mean = {name: past * shared[name] + (1 - past) * value for name, value in learnt.items()}
+            shared = {**shared, **mean}
+        if self.chooses:
+            shared["level"] = self._levels(shared, told["news"], inputs)
         return shared, {**state, **{f"learnt/{name}": value for name, value in learnt.items()}}
+
+    def _levels(self, shared: Tree, told: Tensor, inputs: Tree) -> Tensor:
+        """The levels of the basis vectors, by the news of the last reports; as before where there is none."""
+        items, often = told[told >= 0].to(torch.int64)[-LEVEL_NEWS:].unique(return_counts=True)
+        if not len(items):
+            return shared["level"]
+        news, _ = encode_many(self.news, shared, {name: value[items] for name, value in inputs.items()})
+        return levels(news, shared["basis"], often)
 
     def gradient(self, shared: Tree, told: Tree, inputs: Tree, rng: Rng | None = None) -> Tree:
         """The mean gradient of these reports: that which devices would compute from what they told.
@@ -293,6 +316,16 @@ class PrivateRec(FedRec):
             self.serving_epsilon, self.serving_delta, self.serving_theta, self.serving_noise, self.serving_guarantee
         )
         return replace(attention, activation="softplus")
+
+
+def levels(news: Tensor, basis: Tensor, often: Tensor) -> Tensor:
+    """(B,) the log of the mean of e^{rᵀb} over news r (n, d) that were shown so often, for each basis vector b.
+
+    >>> levels(torch.tensor([[0.0], [3.0]]), torch.tensor([[0.0], [1.0]]), torch.tensor([2, 0])).tolist()
+    [0.0, 0.0]
+    """
+    share = often / often.sum().clamp(min=1)
+    return (news @ basis.T + share.log()[:, None]).logsumexp(0)
 
 
 def clipped_softly(weights: Tensor, theta: float) -> Tensor:
