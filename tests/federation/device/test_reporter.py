@@ -22,7 +22,7 @@ from homebody.federation.device.client import _reporter
 from homebody.federation.device.home import Home
 from homebody.federation.device.reporter import NotReported, Reporter
 from homebody.federation.device.settings import HomeSettings
-from homebody.federation.envelopes import epoch_keys, open_envelope, seal_reports, signing_keys, unseal_reports
+from homebody.federation.envelopes import epoch_keys, open_envelope, signing_keys, unseal_reports
 from homebody.federation.epoch import Epoch
 from homebody.federation.service.certificates import make_authority
 from homebody.federation.service.keys import make_report_key
@@ -228,7 +228,7 @@ def test_what_is_sealed_is_signed_and_only_the_server_opens_it(make: Callable[..
     known, signs = signing_keys()
     reporter = make("http://127.0.0.1:9", secret=signs)
     parts = (np.concatenate([[7, 7], np.arange(38)]), np.arange(100, 140))
-    own = [seal_reports(part, public) for part in parts]
+    own = [reporter.sealed(Epoch.read({**EPOCH, "key": public.hex()}), part) for part in parts]
     first, second = (reporter.message(Epoch.read(EPOCH), b"".join(own)) for _ in range(2))
     sender, message = open_envelope(first)
     assert (sender, message.kind, message.epoch.hex()) == (known, "message", EPOCH["epoch"])

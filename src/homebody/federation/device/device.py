@@ -497,10 +497,9 @@ class Device:
         if task.epoch is None:
             answer, reports = wire.encode_tree(update, half=task.half), 0
         else:
-            from homebody.federation.envelopes import seal_reports
-
+            assert self._reporter is not None
             numbers = wire.report_numbers(update)
-            answer, reports = seal_reports(numbers, task.epoch.key), len(numbers)
+            answer, reports = self._reporter.sealed(task.epoch, numbers), len(numbers)
         outbox.finish(slot, task.run, task.counted, task.ask, state, answer, reports)
         return answer
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 
 from homebody.errors import HomebodyError
 from homebody.federation.device.settings import HomeSettings
-from homebody.federation.envelopes import REPORT_BYTES, Envelope, sign_envelope
+from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_reports, sign_envelope
 from homebody.federation.epoch import BadEpoch, Epoch
 from homebody.federation.secure_sum.helped import HelpedParty, HelperEpoch
 from homebody.federation.service.keys import read_report_key
@@ -88,6 +90,10 @@ class Reporter:
     def helped(self, epoch: HelperEpoch, message: bytes | None) -> HelpedParty:
         """This device in a sum that the helper opens. message: what it gave before."""
         return HelpedParty(epoch, self._secret, message)
+
+    def sealed(self, epoch: Epoch, pairs: npt.NDArray[np.int64]) -> bytes:
+        """One person's reports, each encrypted so that only the server can open it."""
+        return seal_reports(pairs, epoch.key)
 
     def message(self, epoch: Epoch, reports: bytes) -> bytes:
         """A message to the proxy. It does not show which report belongs to whom."""
