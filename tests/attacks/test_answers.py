@@ -24,6 +24,7 @@ from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.server import letters as correspondence
 from homebody.federation.server.admin import report
+from homebody.federation.server.aggregate import LetterRoute
 from homebody.federation.server.monitor import RoundSums, exposition
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
@@ -484,8 +485,9 @@ def test_a_device_that_keeps_breaking_is_set_aside_until_the_operator_readmits_i
             runtime.available()
             clock.sleep(100_000)
             everyone = runtime.available()
-            task, wanted = runtime._task("train", number, Rng.of(0)), street.wanted["train"]
-            runtime._ask(method, shared, task, everyone.tolist(), wanted, (1e9, None), lambda tree: tree)
+            task = runtime._task("train", number, Rng.of(0))
+            plain = LetterRoute(street.wanted["train"], (1e9, None), method.uplink.bounded)
+            runtime._ask(method, shared, task, everyone.tolist(), plain)
         return runtime
 
     looks(1)

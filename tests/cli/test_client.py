@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from homebody.cli.client import app
 from homebody.errors import HomebodyError
 from homebody.federation.device.home import Home
+from homebody.federation.device.models import PrivateState
 from homebody.federation.service.keys import read_report_pub
 from homebody.privacy import OBSERVERS, Charge, GaussianRelease, NonPrivate
 
@@ -159,8 +160,8 @@ def test_init_refuses_a_bad_proxy_and_makes_nothing(
 def test_reports_that_left_are_counted(filled: Path) -> None:
     with Home(filled) as home:
         for number in (1, 2):
-            home.outbox.finish(0, "run", f"train/{number}", "d", number, None, None, b"sealed", reports=20)
-        home.outbox.finish(1, "run", "train/1", "d", 1, None, None, b"plain")
+            home.outbox.finish(0, "run", f"train/{number}", "d", None, b"sealed", reports=20)
+        home.outbox.finish(1, "run", "train/1", "d", None, b"plain")
     assert answered("status", filled)["reports"] == 40
     ann, bob = answered("ledger", filled)["people"]
     assert (ann["sent"]["reports"], ann["sent"]["lines"][0]["reports"], bob["sent"]["reports"]) == (40, 40, 0)
@@ -201,7 +202,7 @@ def test_pausing_and_opting_out(filled: Path) -> None:
     assert answered("resume", filled) == {"paused": False}
     assert answered("status", filled)["paused"] is False
     with Home(filled) as home:
-        home.outbox.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")
+        home.outbox.finish("ann", "r", "train/1", "d", PrivateState(1, None, b"state"), b"answer")
     assert "stays until" in said("delete", filled, "ann", "emma")
     assert "the history stays (1 interaction)" in said("opt-out", filled, "ann")
     assert [row["active"] for row in answered("people", filled)["people"]] == [False, True]
@@ -240,7 +241,7 @@ def test_the_ledger_tells_what_left_and_what_it_cost(filled: Path) -> None:
         home.configure(budget="eps=8,delta=1e-5,observer=public")
         for step in (1, 2, 3):
             home.ledger("ann").charge(f"train/{step}", told, number=step)
-            home.outbox.finish("ann", "r", f"train/{step}", "d", step, None, b"state", bytes(100 * step))
+            home.outbox.finish("ann", "r", f"train/{step}", "d", PrivateState(step, None, b"state"), bytes(100 * step))
     (found,) = answered("ledger", filled, "--person", "ann")["people"]
     assert found["delta"] == 1e-5
     assert {name: found["sent"][name] for name in ("answers", "bytes")} == {"answers": 3, "bytes": 600}

@@ -30,7 +30,7 @@ from homebody.federation.server import helper as helper_module
 from homebody.federation.server.helper import HelperClient
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.runtime import Flower
-from homebody.federation.task import HelpedTask, Task
+from homebody.federation.task import SumTask, Task
 from homebody.fit import fit
 from homebody.privacy import HelpedRelease
 from homebody.privacy.accountant import epsilon
@@ -341,12 +341,12 @@ def test_a_message_of_another_form_is_refused_and_counted(village: Callable[...,
 
 
 class TestLyingServer:
-    def letter(self, one: Any) -> tuple[dict[str, Any], dict[str, bytes], HelpedTask]:
+    def letter(self, one: Any) -> tuple[dict[str, Any], dict[str, bytes], SumTask]:
         one.fit()
         body = next(body for mark, body in train_letters(one)[::-1] if mark == "mark0")
         header, parts = wire.decode_letter(body)
         asked = Task.read(header).sum
-        assert isinstance(asked, HelpedTask)
+        assert asked.helper is not None
         return header, parts, asked
 
     def refused(self, one: Any, header: dict[str, Any], parts: dict[str, bytes]) -> str:
@@ -363,10 +363,10 @@ class TestLyingServer:
         one = village(replace(NOISY, rounds=1))
         header, parts, asked = self.letter(one)
         own = replace(asked.helper, key=epoch_keys()[0])
-        assert self.refused(one, {**header, "sum": HelpedTask(own).to_json()}, parts)
+        assert self.refused(one, {**header, "sum": SumTask.helped(own).to_json()}, parts)
         assert any("names another key or other terms" in line["reason"] for line in one.said("failed"))
         unknown = replace(asked.helper, id=bytes(16))
-        assert self.refused(one, {**header, "sum": HelpedTask(unknown).to_json()}, parts)
+        assert self.refused(one, {**header, "sum": SumTask.helped(unknown).to_json()}, parts)
         assert any("it knows no such epoch" in line["reason"] for line in one.said("failed"))
 
     def test_other_parameters_than_other_devices_get(self, village: Callable[..., Any]) -> None:
@@ -381,10 +381,10 @@ class TestLyingServer:
         header, parts, asked = self.letter(one)
         for fields in ({"depth": 3}, {"depth": -1}, {"width": 8}, {"entries": 7}, {"least": 0.5}, {"people": 1}):
             terms = replace(asked.terms, **fields)  # type: ignore[arg-type]
-            other = HelpedTask(replace(asked.helper, terms=terms)).to_json()
+            other = SumTask.helped(replace(asked.helper, terms=terms)).to_json()
             assert "The terms of the secure sum" in self.refused(one, {**header, "sum": other}, parts)
         terms = replace(asked.terms, attempt="train/2")
-        other = HelpedTask(replace(asked.helper, terms=terms)).to_json()
+        other = SumTask.helped(replace(asked.helper, terms=terms)).to_json()
         assert "of another round" in self.refused(one, {**header, "sum": other}, parts)
 
     def test_no_helper_where_the_method_has_one(self, village: Callable[..., Any]) -> None:
@@ -412,7 +412,7 @@ class TestLyingServer:
         one = village(replace(NOISY, rounds=1))
         header, parts, asked = self.letter(one)
         again = helper.asks().begin(bytes(range(16)), asked.terms, 60.0, time.monotonic() + 30)
-        letter = wire.encode_letter({**header, "sum": HelpedTask(again).to_json()}, parts)
+        letter = wire.encode_letter({**header, "sum": SumTask.helped(again).to_json()}, parts)
         said = wire.decode_letter(one.mail.devices["mark0"].answer(letter))
         assert said[1].keys() == {wire.SUM}
         assert one.own(0, 0) == ["train/1", "train/1"]

@@ -289,7 +289,7 @@ class TestOnTheServer:
         with pytest.raises(HomebodyError, match="another roster of the number 6"):
             put_roster(one.records, roster(one, [0, 1, 2], number=6).signed(SIGNER))
         with pytest.raises(HomebodyError, match="not signed"):
-            put_roster(one.records, roster(one, number=7).encode())
+            put_roster(one.records, roster(one, number=7).content)
         assert stored_roster(one.records) == roster(one, number=6)
         assert one.records.features() is None
         one.records.put_features(b"schema")

@@ -179,7 +179,7 @@ def test_a_party_that_no_roster_has_is_refused(town: Callable[..., Any], people:
 
     def invented(header: dict[str, Any], parts: dict[str, bytes]) -> Letter:
         party = Party.join(terms_of(header), 6, ec.generate_private_key(ec.SECP384R1()))
-        keys, (parties, signed) = party.keys(), listed(parts[wire.QUESTION])
+        keys, (parties, signed) = party.answer("keys", b""), listed(parts[wire.QUESTION])
         parties[3][1:], signed[2][1] = [party.identity, keys[9:41], keys[41:73]], keys[-96:]
         return header, {**parts, wire.QUESTION: question_of(parties, signed)}
 

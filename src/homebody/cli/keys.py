@@ -146,7 +146,7 @@ def make_roster(
             raise HomebodyError(f"{files[device]} and {file} are the same device: leave one out.")
         files[device] = file
     roster = Roster.of(int(time.time()) if number is None else number, files, run)
-    _write_roster(out, roster.encode())
+    _write_roster(out, roster.content)
     then = f"Sign it with: homebody keys sign-roster {out} --key signer.key --out roster.signed"
     options.answer(
         {"file": str(out), **_described(roster)},

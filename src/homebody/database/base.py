@@ -6,7 +6,7 @@ import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, Protocol
 
 from homebody.errors import HomebodyError, Unavailable
@@ -99,11 +99,36 @@ class Database(ABC):
     def transaction(self) -> AbstractContextManager[None]:
         """All that is done within it, or nothing. One process writes at a time; the others wait. Within another
         transaction it is a part of it: one that fails is undone alone."""
-        return _Step(self, self._begin)
+        return self._step(self._begin)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """All reads within it see the state of one moment; writers are not blocked."""
-        return _Step(self, self._begin_reading)
+        return self._step(self._begin_reading)
+
+    @contextmanager
+    def _step(self, begin: str) -> Iterator[None]:
+        """A transaction, or a part of the one around it."""
+        with self._lock:
+            part, keep, undo = f"SAVEPOINT part{self._depth}", "COMMIT", "ROLLBACK"
+            if self._depth:
+                begin, keep, undo = part, f"RELEASE {part}", f"ROLLBACK TO {part}"
+            try:
+                self._control(begin)
+            except BaseException:
+                if not self._depth and self._open():  # PostgreSQL began, and waited for its turn in vain
+                    self._control(undo)
+                raise
+            self._depth += 1
+            try:
+                yield
+                self._control(keep)
+            except BaseException:
+                self.undone += 1
+                if self._open():  # SQLite undoes it all by itself where the disk is full
+                    self._control(undo)
+                raise
+            finally:
+                self._depth -= 1
 
     def migrate(
         self, component: str, steps: Sequence[str], *, postgresql: Sequence[str] | None = None, header: bool = False
@@ -177,47 +202,3 @@ class Database(ABC):
             f"Another process has held the {self._what} {self.name} for more than {PATIENCE:g} seconds; "
             "try again once it is done."
         )
-
-
-class _Step(AbstractContextManager[None]):
-    """A transaction, or a part of the one around it."""
-
-    __slots__ = ("_begin", "_db", "_keep", "_undo")
-
-    def __init__(self, database: Database, begin: str) -> None:
-        self._db, self._begin, self._keep, self._undo = database, begin, "COMMIT", "ROLLBACK"
-
-    def __enter__(self) -> None:
-        db = self._db
-        db._lock.acquire()
-        try:
-            if db._depth:
-                part = f"SAVEPOINT part{db._depth}"
-                self._begin, self._keep, self._undo = part, f"RELEASE {part}", f"ROLLBACK TO {part}"
-            db._control(self._begin)
-        except BaseException:
-            if not db._depth and db._open():  # PostgreSQL began, and waited for its turn in vain
-                db._control(self._undo)
-            db._lock.release()
-            raise
-        db._depth += 1
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        db = self._db
-        try:
-            if kind is None:
-                try:
-                    db._control(self._keep)
-                    return
-                except BaseException:
-                    self._take_back()
-                    raise
-            self._take_back()
-        finally:
-            db._depth -= 1
-            db._lock.release()
-
-    def _take_back(self) -> None:
-        self._db.undone += 1
-        if self._db._open():  # SQLite undoes it all by itself where the disk is full
-            self._db._control(self._undo)

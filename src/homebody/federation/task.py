@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from types import GenericAlias
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import torch
 
@@ -26,11 +26,11 @@ from homebody.rng import Rng
 
 __all__ = [
     "DO",
-    "HelpedTask",
     "SumTask",
     "Task",
     "acting",
     "asks",
+    "json_kinds",
     "measurements",
     "measuring",
     "metric_names",
@@ -52,70 +52,47 @@ _NOT_COMMON = frozenset({"first", "people", "epoch", "keep", "sum"})
 
 
 @dataclass(frozen=True)
-class HelpedTask:
-    """A secure sum that a helper opens: there is one exchange.
-
-    >>> terms = HelpedTerms("run", "train/1", parties=4, entries=2, width=2)
-    >>> asked = HelpedTask(HelperEpoch(bytes(16), bytes(32), terms, closes=2e9))
-    >>> SumTask.read(asked.to_json()) == asked
-    True
-    """
-
-    helper: HelperEpoch
-    """The helper's epoch, whose key a device seals its seed to."""
-
-    @property
-    def terms(self) -> HelpedTerms:
-        return self.helper.terms
-
-    @property
-    def exchange(self) -> Literal["masked"]:
-        """A device sends its vector, masked."""
-        return "masked"
-
-    @property
-    def last(self) -> bool:
-        """Whether nothing more is asked in this attempt: it always is the case."""
-        return True
-
-    @property
-    def digest(self) -> bytes:
-        return self.helper.digest
-
-    def to_json(self) -> dict[str, Any]:
-        return {"helper": self.helper.to_json()}
-
-
-@dataclass(frozen=True)
 class SumTask:
-    """One exchange of a secure sum; the question itself is a part of the letter.
+    """One exchange of a secure sum; the question itself is a part of the letter. Of a sum that a helper opens there is
+    one: a device sends its vector, masked.
 
     >>> asked = SumTask(Terms("run", "train/1", parties=4, entries=2, width=2), "keys")
     >>> SumTask.read(asked.to_json()) == asked
     True
+    >>> terms = HelpedTerms("run", "train/1", parties=4, entries=2, width=2)
+    >>> asked = SumTask.helped(HelperEpoch(bytes(16), bytes(32), terms, closes=2e9))
+    >>> SumTask.read(asked.to_json()) == asked
+    True
     """
 
-    terms: Terms
+    terms: Terms | HelpedTerms
     exchange: Exchange
     roster: str = ""
     """The digest of the server's roster of devices; empty: it has none."""
+    helper: HelperEpoch | None = None
+    """The helper's epoch, whose key a device seals its seed to."""
+
+    @classmethod
+    def helped(cls, epoch: HelperEpoch) -> SumTask:
+        """What is asked in a sum that a helper opens."""
+        return cls(epoch.terms, "masked", helper=epoch)
 
     @property
     def digest(self) -> bytes:
         """Stands for the attempt, whatever the exchange."""
-        return self.terms.digest
+        return (self.helper or self.terms).digest
 
     @property
     def last(self) -> bool:
         """Whether nothing more is asked in this attempt."""
-        return self.exchange == EXCHANGES[-1]
+        return self.helper is not None or self.exchange == EXCHANGES[-1]
 
     @classmethod
-    def read(cls, said: Mapping[str, Any]) -> SumTask | HelpedTask:
+    def read(cls, said: Mapping[str, Any]) -> SumTask:
         """What a letter says of a secure sum, with a helper or without."""
         try:
             if {*said} == {"helper"}:
-                return HelpedTask(HelperEpoch.read(said["helper"]))
+                return cls.helped(HelperEpoch.read(said["helper"]))
             if {*said} - {"roster"} != {"terms", "exchange"} or said["exchange"] not in EXCHANGES:
                 raise ValueError("other names")
             if not re.fullmatch("[0-9a-f]{32}|", said.get("roster", "")):
@@ -124,8 +101,10 @@ class SumTask:
         except (ValueError, TypeError, HomebodyError) as error:
             raise wire.Malformed("The letter's description of a secure sum is not as it should be.") from error
 
-    def to_json(self) -> dict[str, str]:
+    def to_json(self) -> dict[str, Any]:
         """The inverse of `read`."""
+        if self.helper is not None:
+            return {"helper": self.helper.to_json()}
         named = {"roster": self.roster} if self.roster else {}
         return {"terms": self.terms.encode().hex(), "exchange": self.exchange, **named}
 
@@ -165,7 +144,7 @@ class Task:
     """The digest of the feature schema; empty: the method uses no features."""
     epoch: Epoch | None = None
     """The epoch whose key reports are sealed to, if they go through a proxy."""
-    sum: SumTask | HelpedTask | None = None
+    sum: SumTask | None = None
     """The exchange of a secure sum that it asks for, if devices add up between them."""
     first: int = 0
     """The number of this device's first person, and its own in a secure sum."""
@@ -279,13 +258,18 @@ class Task:
         return wire.digest(json.dumps(asked, sort_keys=True).encode())
 
 
+def json_kinds(owner: type) -> dict[str, Any]:
+    """The type of each field of a dataclass, as JSON has it."""
+    hints = get_type_hints(owner)
+    return {name: get_origin(hint) if isinstance(hint, GenericAlias) else hint for name, hint in hints.items()}
+
+
 def _kinds() -> dict[str, tuple[Any, bool]]:
     """The type of each field in a header, as JSON has it, and whether it must be there."""
-    hints = {**get_type_hints(Task), "epoch": dict | None, "sum": dict | None}
-    del hints["largest"]  # devices do not use it
+    kinds = {**json_kinds(Task), "epoch": dict | None, "sum": dict | None}
+    del kinds["largest"]  # devices do not use it
     given = {spec.name for spec in fields(Task) if spec.default is MISSING and spec.default_factory is MISSING}
-    plain = {name: get_origin(hint) if isinstance(hint, GenericAlias) else hint for name, hint in hints.items()}
-    return {name: (kind, name in given) for name, kind in plain.items()}
+    return {name: (kind, name in given) for name, kind in kinds.items()}
 
 
 _KINDS = _kinds()

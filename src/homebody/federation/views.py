@@ -11,20 +11,17 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self
 
-from torch import Tensor
-
-from homebody.core import Batch, Catalogue, Column, Data, Method, Tree, Update
+from homebody.core import Batch, Method, Tree
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.task import MOST_ITEMS
-from homebody.models.towers import Tower
+from homebody.federation.task import MOST_ITEMS, json_kinds
+from homebody.methods.fl_mv_dssm import FLMVDSSM
 
-__all__ = ["AppQuestion", "Vanished", "ViewMethod", "hello", "hide_memory", "peer_user", "receive", "send", "views_of"]
+__all__ = ["AppQuestion", "Vanished", "hello", "hide_memory", "peer_user", "receive", "send", "views_of"]
 
 PROTOCOL = 1
 HELLO_BYTES = 4096
@@ -32,22 +29,7 @@ QUESTION_BYTES = 1 << 30
 """The longest question: the item tower and the schema of features of the largest catalogue."""
 _LENGTH = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")
-_KINDS = {
-    "do": str,
-    "run": str,
-    "release": str,
-    "ask": str,
-    "step": int,
-    "keep": (int, type(None)),
-    "view": str,
-    "person": str,
-    "n_items": int,
-    "method": str,
-    "fields": dict,
-    "stages": list,
-    "phase": str,
-    "parts": list,
-}
+_NOT_IN_HEADER = frozenset({"shared", "batch", "schema", "ranks"})
 _PR_SET_DUMPABLE = 4
 
 
@@ -55,35 +37,9 @@ class Vanished(ConnectionError):
     """The other side closed the connection."""
 
 
-class ViewMethod(Protocol):
-    """A method for people with several views, such as `homebody.methods.fl_mv_dssm.FLMVDSSM`."""
-
-    @property
-    def tower(self) -> Tower:
-        """The layers of every tower."""
-
-    def people(self, catalogue: Catalogue) -> Mapping[str, Mapping[str, Column]]:
-        """The features of people in each view that trains."""
-
-    def items(self, catalogue: Catalogue) -> Mapping[str, Column]:
-        """The features of items that the item tower reads."""
-
-    def view(self, name: str, shared: Tree, local: Tree, batch: Batch) -> Update:
-        """One view's gradients, from its own features: "item/…" of what is common and "user/…" of its own tower."""
-
-    def silence(self, name: str, shared: Tree) -> Update:
-        """What `view` gives for no samples."""
-
-    def stepped(self, name: str, local: Tree, gradient: Update) -> Tree:
-        """A view's own tower after a step, where towers stay home."""
-
-    def probabilities(self, shared: Tree, local: Tree, data: Data) -> dict[str, Tensor]:
-        """Each view's scores of all items."""
-
-
-def views_of(method: Method) -> ViewMethod | None:
-    """The method as one for views, if it is one."""
-    return cast(ViewMethod, method) if hasattr(method, "silence") and hasattr(method, "stepped") else None
+def views_of(method: Method) -> FLMVDSSM | None:
+    """The method as one for people with several views, if it is one."""
+    return method if isinstance(method, FLMVDSSM) else None
 
 
 @dataclass(frozen=True)
@@ -129,7 +85,7 @@ class AppQuestion:
         header, parts = wire.decode_letter(letter)
         for name, kind in _KINDS.items():
             value = header.get(name)
-            if name not in header or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):  # type: ignore[arg-type]
+            if name not in header or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise wire.Malformed(f"The question's '{name}' is missing or of another kind.")
         steps = [header["step"], 0 if header["keep"] is None else header["keep"]]
         if not all(0 <= step < 2**53 for step in steps) or not 0 <= header["n_items"] < MOST_ITEMS:
@@ -148,6 +104,10 @@ class AppQuestion:
             schema=FeatureSchema.read(parts.get("schema", b"")),
             ranks=ranks,
         )
+
+
+_KINDS = {name: kind for name, kind in json_kinds(AppQuestion).items() if name not in _NOT_IN_HEADER}
+"""The type of each field in a header, in order."""
 
 
 def hello(view: str, token: str) -> bytes:

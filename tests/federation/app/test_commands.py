@@ -86,7 +86,7 @@ def test_the_ledger_of_an_app_shows_what_it_saw(tmp_path: Path) -> None:
         for step in (1, 2):
             charge = [Charge("views", "user", GaussianRelease(4.0, "add-remove"))]
             for _ in range(2):
-                folder.charge("ann", f"run/train/{step}@x", charge, f"digest {step}")
+                folder.ledger("ann").charge(f"run/train/{step}@x", charge, repeat=True, digest=f"digest {step}")
                 folder.note(
                     "ann", f"gradient {step}", SeenQuestion("cafe" * 8, f"train/{step}", "gradient", 20, 1000, 10, 5)
                 )

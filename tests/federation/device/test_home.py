@@ -16,6 +16,7 @@ from tests.processes import PATIENCE
 
 from homebody.errors import HomebodyError
 from homebody.federation.device.home import Home
+from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import OptedOut
 from homebody.federation.device.settings import HomeSettings, server_certificate
 
@@ -111,7 +112,7 @@ def test_a_home_of_a_newer_schema_is_refused_and_untouched(home: Home) -> None:
 
 def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
     ann = home.people.add("ann")
-    home.outbox.finish(ann, "run", "train/1", "d", 1, None, None, b"answer")
+    home.outbox.finish(ann, "run", "train/1", "d", None, b"answer")
     home.close()
     database = sqlite3.connect(home.store.file)
     database.executescript(
@@ -124,7 +125,7 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
             assert [mark.reports for mark in again.outbox.sent(ann)] == [0]
             assert (again.settings.proxy, again.outbox.reports()) == ("", 0)
     with Home(home.path) as again:
-        again.outbox.finish(ann, "run", "train/2", "d", 2, None, None, b"sealed", reports=7)
+        again.outbox.finish(ann, "run", "train/2", "d", None, b"sealed", reports=7)
         again.configure(proxy="https://mix.example.org")
         assert (again.settings.proxy, again.outbox.reports()) == ("https://mix.example.org", 7)
 
@@ -224,7 +225,7 @@ def test_opting_out_deletes_what_was_private_and_keeps_what_was_told(home: Home)
         home.people.add(name)
         home.history.append(name, f"secret-{name}", 1)
         home.outbox.finish(
-            name, "r", "train/1", "d", 1, None, f"state of {name}".encode(), f"answer of {name}".encode()
+            name, "r", "train/1", "d", PrivateState(1, None, f"state of {name}".encode()), f"answer of {name}".encode()
         )
     home.people.opt_out("ann")
     assert home.models.state("ann", "r") is None
@@ -248,12 +249,12 @@ def test_a_round_that_ends_after_its_person_opted_out_leaves_nothing(home: Home)
     with Home(home.path) as other:
         other.people.opt_out("ann")
     with pytest.raises(OptedOut, match="ann opted out"):
-        home.outbox.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")
+        home.outbox.finish("ann", "r", "train/1", "d", PrivateState(1, None, b"state"), b"answer")
     with pytest.raises(OptedOut):
         home.models.put_state("ann", "r", 1, None, b"state")
     assert home.outbox.sent("ann") == []
     home.people.opt_in("ann")
-    home.outbox.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")
+    home.outbox.finish("ann", "r", "train/1", "d", PrivateState(1, None, b"state"), b"answer")
     assert home.outbox.answer("ann", "r", "train/1", "d") == b"answer"
 
 
@@ -276,7 +277,7 @@ def test_changes_rise_with_whatever_a_population_is_made_of(home: Home, tmp_path
         before = other.store.changes
         home.configure(paused=True)
         home.models.put_shared("d", b"x")
-        home.outbox.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")
+        home.outbox.finish("ann", "r", "train/1", "d", PrivateState(1, None, b"state"), b"answer")
         assert other.store.changes == before
 
 
@@ -312,6 +313,7 @@ WRITING = """
 import sys
 from pathlib import Path
 from homebody.federation.device.home import Home
+from homebody.federation.device.models import PrivateState
 with Home(sys.argv[1]) as home:
     print("ready", flush=True)
     sys.stdin.readline()
@@ -320,7 +322,7 @@ with Home(sys.argv[1]) as home:
             home.history.import_file(sys.argv[3], "ann")
         else:
             home.history.append("ann", f"{sys.argv[2]}/{number}", number)
-            home.outbox.finish("ann", sys.argv[2], f"train/{number}", "d", number, None, b"s", b"a")
+            home.outbox.finish("ann", sys.argv[2], f"train/{number}", "d", PrivateState(number, None, b"s"), b"a")
 """
 
 
@@ -350,6 +352,7 @@ def test_several_processes_write_at_once(home: Home, tmp_path: Path) -> None:
 FINISHING = """
 import os, signal, sys
 from homebody.federation.device.home import Home
+from homebody.federation.device.models import PrivateState
 
 def die_at(home, statement):
     seen = 0
@@ -363,7 +366,7 @@ def die_at(home, statement):
 def work(statement):
     with Home(sys.argv[1]) as home:
         die_at(home, statement)
-        home.outbox.finish("ann", "r", "train/9", "d9", 9, "b9", b"state 9", b"answer 9")
+        home.outbox.finish("ann", "r", "train/9", "d9", PrivateState(9, "b9", b"state 9"), b"answer 9")
 
 statement, status = 0, 9
 while status == 9:
@@ -385,7 +388,7 @@ sys.exit(status)
 def test_a_kill_before_any_statement_of_finish_leaves_all_or_nothing(home: Home) -> None:
     home.people.add("ann")
     for step in (7, 8):
-        home.outbox.finish("ann", "r", f"train/{step}", f"d{step}", step, None, b"state", b"answer")
+        home.outbox.finish("ann", "r", f"train/{step}", f"d{step}", PrivateState(step, None, b"state"), b"answer")
     lines = [line.split() for line in finished(script(FINISHING, home.path)).splitlines()]
     before, after = ["8", "False", "True", "0"], ["9", "True", "False", "1"]
     assert len(lines) > 8
@@ -423,9 +426,11 @@ def test_a_kill_in_the_middle_of_an_import_leaves_nothing_of_it(home: Home, tmp_
 LOOPING = """
 import itertools, sys
 from homebody.federation.device.home import Home
+from homebody.federation.device.models import PrivateState
 with Home(sys.argv[1]) as home:
     for step in itertools.count(int(sys.argv[2])):
-        home.outbox.finish("ann", "r", f"train/{step}", "d", step, None, b"s%d" % step * 20000, b"a%d" % step * 20000)
+        state = PrivateState(step, None, b"s%d" % step * 20000)
+        home.outbox.finish("ann", "r", f"train/{step}", "d", state, b"a%d" % step * 20000)
         print(step, flush=True)
 """
 
@@ -454,11 +459,12 @@ def test_kills_lose_no_answer_that_was_given(home: Home) -> None:
 FULL = """
 import resource, sys
 from homebody.federation.device.home import Home
+from homebody.federation.device.models import PrivateState
 from homebody.errors import HomebodyError
 with Home(sys.argv[1]) as home:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
     try:
-        home.outbox.finish("ann", "r", "train/2", "d", 2, None, bytes(3_000_000), b"answer")
+        home.outbox.finish("ann", "r", "train/2", "d", PrivateState(2, None, bytes(3_000_000)), b"answer")
     except HomebodyError as error:
         print(error)
     print(home.models.state("ann", "r").step, home.outbox.answered("ann", "r", "train/2"))
@@ -482,9 +488,9 @@ with Home(sys.argv[1]) as home:
 def test_a_disk_that_fills_up_after_a_change_does_not_deny_it(home: Home) -> None:
     """The change fits into the log of writes; what it frees lies beyond what may be written of the store."""
     home.people.add("bob")
-    home.outbox.finish("bob", "r", "train/1", "d", 1, None, bytes(400_000), b"answer")
+    home.outbox.finish("bob", "r", "train/1", "d", PrivateState(1, None, bytes(400_000)), b"answer")
     home.people.add("ann")
-    home.outbox.finish("ann", "r", "train/1", "d", 1, None, bytes(40_000), b"answer")
+    home.outbox.finish("ann", "r", "train/1", "d", PrivateState(1, None, bytes(40_000)), b"answer")
     home.store.scrub()
     said, active = finished(script(OUT, home.path)).splitlines()
     assert "cannot be cleared of what was deleted" in said
@@ -494,7 +500,7 @@ def test_a_disk_that_fills_up_after_a_change_does_not_deny_it(home: Home) -> Non
 
 def test_a_full_disk_is_a_sentence_and_changes_nothing(home: Home) -> None:
     home.people.add("ann")
-    home.outbox.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")
+    home.outbox.finish("ann", "r", "train/1", "d", PrivateState(1, None, b"state"), b"answer")
     said, left = finished(script(FULL, home.path)).splitlines()
     assert "cannot be written: " in said
     assert said.endswith(", so nothing was changed.")
@@ -551,9 +557,10 @@ def test_which_certificate_a_device_takes(tmp_path: Path) -> None:
 
 def test_a_home_is_opened_without_torch(home: Home) -> None:
     text = (
-        "import sys; from homebody.federation.device.home import Home\nwith Home(sys.argv[1]) as home:\n"
+        "import sys; from homebody.federation.device.home import Home\n"
+        "from homebody.federation.device.models import PrivateState\nwith Home(sys.argv[1]) as home:\n"
         "    home.people.add('ann'); home.history.append('ann', 'emma', 1); home.configure(paused=True)\n"
-        "    home.outbox.finish('ann', 'r', 'train/1', 'd', 1, None, b's', b'a')\n"
+        "    home.outbox.finish('ann', 'r', 'train/1', 'd', PrivateState(1, None, b's'), b'a')\n"
         "print(sorted({'torch', 'numpy', 'polars'} & set(sys.modules)))\nhome = Home(sys.argv[1])\n"
         "home.history.export(sys.argv[2]); home.history.population(); home.close()\nprint('torch' in sys.modules)"
     )

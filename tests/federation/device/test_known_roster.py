@@ -75,7 +75,7 @@ def test_the_newest_roster_stays(home: Home) -> None:
     "content",
     [
         Roster.of(9, DEVICES).signed(OTHER),
-        Roster.of(9, DEVICES).encode(),
+        Roster.of(9, DEVICES).content,
         Roster.of(9, DEVICES).signed(SIGNER)[:-1],
         b"",
     ],

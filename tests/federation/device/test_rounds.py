@@ -173,7 +173,7 @@ def test_which_states_are_kept(tmp_path_factory: pytest.TempPathFactory, steps: 
 
 
 def finish(home: Home, who: str, step: int, digest: str = "d", answer: bytes = b"answer", run: str = "r") -> None:
-    home.outbox.finish(who, run, f"train/{step}", digest, step, None, b"state %d" % step, answer)
+    home.outbox.finish(who, run, f"train/{step}", digest, PrivateState(step, None, b"state %d" % step), answer)
 
 
 def test_an_answer_is_given_again_word_for_word_while_it_is_among_the_last_two(home: Home) -> None:
@@ -204,7 +204,7 @@ def test_another_answer_to_the_same_is_refused_while_the_first_is_here(home: Hom
     finish(home, "ann", 1)
     assert len(home.outbox.sent("ann")) == 1
     with pytest.raises(HomebodyError, match="train/1 already has a different answer"):
-        home.outbox.finish("ann", "r", "train/1", "d", 1, None, b"other state", b"other answer")
+        home.outbox.finish("ann", "r", "train/1", "d", PrivateState(1, None, b"other state"), b"other answer")
     assert home.models.state("ann", "r") == PrivateState(1, None, b"state 1")
     assert home.outbox.answer("ann", "r", "train/1", "d") == b"answer"
     # Once it was dropped it leaves anew, and that is counted.
@@ -218,8 +218,9 @@ def test_another_answer_to_the_same_is_refused_while_the_first_is_here(home: Hom
 
 @pytest.mark.parametrize("wrong", [{"run": ""}, {"release": ""}, {"digest": "a\nb"}, {"step": -1}, {"who": "zoe"}])
 def test_a_round_of_nonsense_leaves_nothing(home: Home, wrong: dict[str, Any]) -> None:
-    right = {"who": "ann", "run": "r", "release": "train/1", "digest": "d", "step": 1, "base": None}
+    given = {"who": "ann", "run": "r", "release": "train/1", "digest": "d", "step": 1, **wrong}
+    state = PrivateState(given.pop("step"), None, b"state")
     with pytest.raises(HomebodyError):
-        home.outbox.finish(**{**right, **wrong}, state=b"state", answer=b"answer")
+        home.outbox.finish(**given, state=state, answer=b"answer")
     assert not home.models.has_states("ann")
     assert home.outbox.sent("ann") == []

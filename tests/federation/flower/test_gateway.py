@@ -119,12 +119,9 @@ def test_devices_reach_what_they_need() -> None:
         assert status(f"/v1/fleet/{name}") == 200
 
 
-def test_registration_is_open_only_if_said() -> None:
-    async def ask(gateway: Gateway) -> int:
-        return (await Peer(gateway, "/v1/fleet/register-node").answer())[0]
-
-    assert asyncio.run(ask(Gateway(Inside(), SECRET))) == 404
-    assert asyncio.run(ask(Gateway(Inside(), SECRET, open_registration=True))) == 200
+def test_nobody_registers_a_key_of_their_own() -> None:
+    for name in ("register-node", "unregister-node"):
+        assert status(f"/v1/fleet/{name}") == 404
 
 
 def test_health_says_ok_to_everybody() -> None:

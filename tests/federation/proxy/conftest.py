@@ -25,7 +25,7 @@ from tests.processes import PATIENCE, free_port, wait_until
 
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, open_envelope, sign_envelope, signing_keys
 from homebody.federation.proxy.admin import make
-from homebody.federation.proxy.app import Service
+from homebody.federation.proxy.app import Proxy
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage
 
@@ -196,7 +196,7 @@ class Client:
     """Someone who asks a proxy that runs in a thread of this process, without a network."""
 
     def __init__(self, folder: Path, settings: ProxySettings, **rest: Any) -> None:
-        self.service = Service(folder, settings, **rest)
+        self.service = Proxy(folder, settings, **rest)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

@@ -65,7 +65,7 @@ def double_a_device(parties: Rows, signed: Rows) -> None:
 def replay_keys(parties: Rows, signed: Rows) -> None:
     """Those that the same device gave, and signed, in another attempt."""
     other = World(4, attempt="round 0")
-    content = other.parties[11].keys()
+    content = other.parties[11].answer("keys", b"")
     parties[1][2:], signed[0][1] = [content[9:41], content[41:73]], content[-96:]
 
 
@@ -117,9 +117,9 @@ class TestALyingServer:
         lie(parties, signed)
         before = party.state()
         with pytest.raises(BadMessage, match=why):
-            party.shares(question_of(parties, signed))
+            party.answer("shares", question_of(parties, signed))
         assert party.state() == before  # nothing was given, and the right question is answered
-        assert party.shares(asked.question(10))
+        assert party.answer("shares", asked.question(10))
 
     def test_parties_that_the_roster_does_not_have(self) -> None:
         world = World(4)
@@ -158,13 +158,15 @@ class TestALyingServer:
         world = World(4)
         rows = SEALED.unpack(world.to("masked").question(10), "sealed shares")
         with pytest.raises(BadMessage, match=why):
-            world.parties[10].masked(SEALED.pack_all(rows[boxes]), lambda: pytest.fail("the vector was drawn"))
+            world.parties[10].answer(
+                "masked", SEALED.pack_all(rows[boxes]), lambda: pytest.fail("the vector was drawn")
+            )
 
     def test_shares_of_strangers(self) -> None:
         world = World(4)
         rows = SEALED.unpack(world.to("masked").question(10), "sealed shares")
         with pytest.raises(BadMessage, match="shares of a party that is no neighbour"):
-            world.parties[10].masked(SEALED.pack_all([*rows, (99, rows[0][1])]), lambda: pytest.fail("drawn"))
+            world.parties[10].answer("masked", SEALED.pack_all([*rows, (99, rows[0][1])]), lambda: pytest.fail("drawn"))
 
     @pytest.mark.parametrize(
         ("survivors", "why"),
@@ -181,18 +183,18 @@ class TestALyingServer:
         world.exchange(lambda number: number == 13)
         world.exchange()
         with pytest.raises(BadMessage, match=why):
-            world.parties[10].survivors(pack_numbers(survivors))
+            world.parties[10].answer("survivors", pack_numbers(survivors))
         assert world.answer(10, world.ask())
 
     def test_two_sets_of_survivors(self) -> None:
         world = World(5)
         asked, party = world.to("survivors"), world.parties[10]
-        party.survivors(asked.question(10))
+        party.answer("survivors", asked.question(10))
         with pytest.raises(BadMessage, match=r"has answered 'survivors' of this attempt already, to another question"):
-            party.survivors(pack_numbers((10, 11, 12, 13)))
+            party.answer("survivors", pack_numbers((10, 11, 12, 13)))
         # Restored from what is stored, it knows that too.
         with pytest.raises(BadMessage, match="it answers one only"):
-            Party.of_state(party.state(), device_key(10)).survivors(pack_numbers((10, 11, 12, 13)))
+            Party.of_state(party.state(), device_key(10)).answer("survivors", pack_numbers((10, 11, 12, 13)))
 
     def test_a_split_view_opens_nothing(self) -> None:
         """Half of the parties sign one set, half another: neither half finds enough signatures."""
@@ -200,7 +202,7 @@ class TestALyingServer:
         world.to("survivors")
         first, second = (10, 11, 12, 13, 14), (11, 12, 13, 14, 15)
         signed = {
-            number: world.parties[number].survivors(pack_numbers(first if number < 13 else second))[-96:]
+            number: world.parties[number].answer("survivors", pack_numbers(first if number < 13 else second))[-96:]
             for number in range(10, 16)
         }
         for number in range(10, 16):
@@ -209,9 +211,9 @@ class TestALyingServer:
             with pytest.raises(
                 BadMessage, match="3 parties have signed the survivors, and 4 must before anything opens"
             ):
-                world.parties[number].open(SIGNED.pack_all(own))
+                world.parties[number].answer("open", SIGNED.pack_all(own))
             with pytest.raises(BadMessage, match="has not signed the same survivors as this device"):
-                world.parties[number].open(SIGNED.pack_all(all_of))
+                world.parties[number].answer("open", SIGNED.pack_all(all_of))
 
     def test_another_list_of_parties(self) -> None:
         """Survivors are signed together with the list: devices that saw different lists do not open together."""
@@ -219,24 +221,24 @@ class TestALyingServer:
         world.to("survivors")
         other.exchange(lambda number: number == 13)
         other.to("survivors")
-        signed = [(n, other.parties[n].survivors(pack_numbers((10, 11, 12)))[-96:]) for n in (10, 11, 12)]
-        world.parties[10].survivors(pack_numbers((10, 11, 12)))
+        signed = [(n, other.parties[n].answer("survivors", pack_numbers((10, 11, 12)))[-96:]) for n in (10, 11, 12)]
+        world.parties[10].answer("survivors", pack_numbers((10, 11, 12)))
         with pytest.raises(BadMessage, match="Party 10 has not signed the same survivors"):
-            world.parties[10].open(SIGNED.pack_all(signed))
+            world.parties[10].answer("open", SIGNED.pack_all(signed))
 
     def test_early_opening(self) -> None:
         world = World(4)
         for exchange in EXCHANGES[:-1]:
             with pytest.raises(BadMessage, match=f"'open' is asked for before '{exchange}' was answered"):
-                world.parties[10].open(b"")
+                world.parties[10].answer("open", b"")
             world.exchange()
         rows = SIGNED.unpack(world.ask().question(10), "signatures")
         with pytest.raises(BadMessage, match="2 parties have signed the survivors, and 3 must"):
-            world.parties[10].open(SIGNED.pack_all(rows[:2]))
+            world.parties[10].answer("open", SIGNED.pack_all(rows[:2]))
         with pytest.raises(BadMessage, match="by a party that is not one of them"):
-            world.parties[10].open(SIGNED.pack_all([*rows, (99, rows[0][1])]))
+            world.parties[10].answer("open", SIGNED.pack_all([*rows, (99, rows[0][1])]))
         with pytest.raises(BadMessage, match="name a party twice"):
-            world.parties[10].open(SIGNED.pack_all([rows[0], rows[0], rows[1]]))
+            world.parties[10].answer("open", SIGNED.pack_all([rows[0], rows[0], rows[1]]))
 
     def test_the_second_secret_is_never_given(self) -> None:
         world = World(4)
@@ -244,13 +246,13 @@ class TestALyingServer:
         world.exchange(lambda number: number == 13)
         world.exchange()
         party, asked = world.parties[10], world.ask()
-        given = party.open(asked.question(10))
+        given = party.answer("open", asked.question(10))
         for question in (b"", asked.question(10)[: 3 * SIGNED.size - 1], asked.question(10) + bytes(SIGNED.size)):
             with pytest.raises(BadMessage, match="it answers one only"):
-                party.open(question)
+                party.answer("open", question)
         with pytest.raises(BadMessage, match="it answers one only"):
-            party.survivors(pack_numbers((10, 11, 12, 13)))
-        assert party.open(asked.question(10)) == given
+            party.answer("survivors", pack_numbers((10, 11, 12, 13)))
+        assert party.answer("open", asked.question(10)) == given
 
     def test_each_signature_is_really_checked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other tests remember what was checked: one round without that."""
@@ -335,9 +337,9 @@ class TestLyingDevices:
 
     def test_keys_of_another_attempt_device_or_exchange(self) -> None:
         world = World(5)
-        given = World(5, attempt="round 0").parties[10].keys()
-        stranger = Party.join(world.terms, 11, ec.generate_private_key(ec.SECP384R1())).keys()
-        answers = {number: party.keys() for number, party in world.parties.items()}
+        given = World(5, attempt="round 0").parties[10].answer("keys", b"")
+        stranger = Party.join(world.terms, 11, ec.generate_private_key(ec.SECP384R1())).answer("keys", b"")
+        answers = {number: party.answer("keys", b"") for number, party in world.parties.items()}
         world.to("keys")
         came = [(10, given), (11, stranger), (12, answers[13]), (13, b""), (99, b""), (14, answers[14])]
         with pytest.raises(Abandoned, match=r"^1 party of 5"):
@@ -351,7 +353,7 @@ class TestLyingDevices:
 
     def test_a_round_key_that_another_party_gave(self) -> None:
         world = World(4)
-        stolen = world.parties[11].keys()[9:-96]
+        stolen = world.parties[11].answer("keys", b"")[9:-96]
         asked = world.ask()
         answers = [(number, world.answer(number, asked)) for number in (11, 12, 13)]
         world.collector.take([*answers, (10, resign(world, "keys", 10, stolen))])

@@ -40,13 +40,13 @@ def test_a_roster_is_read_as_it_was_signed(run: str) -> None:
     roster = rostered(run=run)
     read = Roster.read(roster.signed(SIGNER), SIGNER.public_key())
     assert (read, read.devices, read.number, read.run) == (roster, frozenset(DEVICES), 7, run)
-    assert Roster.decode(roster.encode()) == Roster.unverified(roster.signed(SIGNER)) == roster
+    assert Roster.decode(roster.content) == Roster.unverified(roster.signed(SIGNER)) == roster
 
 
 def test_there_is_one_way_to_write_a_list() -> None:
     one, other = Roster.of(7, DEVICES), Roster.of(7, reversed(DEVICES))
-    assert one.encode() == other.encode() == encoded(sorted(DEVICES))
-    assert one.digest == other.digest == wire.digest(one.encode())
+    assert one.content == other.content == encoded(sorted(DEVICES))
+    assert one.digest == other.digest == wire.digest(one.content)
     assert (
         len({one.digest, Roster.of(8, DEVICES).digest, Roster.of(7, DEVICES[1:]).digest, rostered(run="a").digest}) == 4
     )
@@ -112,7 +112,7 @@ def test_what_the_signer_did_not_sign_as_a_roster_is_refused(content: bytes) -> 
 
 def test_a_list_and_a_signed_one_are_not_taken_for_one_another() -> None:
     with pytest.raises(BadRoster, match="not signed: sign it with `homebody keys sign-roster`"):
-        Roster.read(rostered().encode(), SIGNER.public_key())
+        Roster.read(rostered().content, SIGNER.public_key())
     with pytest.raises(BadRoster, match="signed already, or damaged"):
         Roster.decode(rostered().signed(SIGNER))
 
@@ -159,8 +159,8 @@ class TestInASum:
         world.parties[10] = world.join(10, known=known)
         question = world.to("shares").question(10)
         with pytest.raises(BadMessage, match="Party 14 of the list is a device that the roster does not have"):
-            world.parties[10].shares(question)
-        assert world.parties[11].shares(world.ask().question(11))
+            world.parties[10].answer("shares", question)
+        assert world.parties[11].answer("shares", world.ask().question(11))
 
     def test_a_roster_that_comes_in_the_middle_holds_before_the_vector_leaves(self) -> None:
         world = World(4)
@@ -168,7 +168,7 @@ class TestInASum:
         known = Roster.of(1, [world.parties[number].identity for number in (10, 11, 12)]).devices
         party = Party.of_state(world.parties[10].state(), device_key(10), known=known)
         with pytest.raises(BadMessage, match="Party 13 of the list is a device that the roster does not have"):
-            party.masked(asked.question(10), lambda: pytest.fail("worked for nothing"))
+            party.answer("masked", asked.question(10), lambda: pytest.fail("worked for nothing"))
 
     def test_a_device_that_the_roster_lacks_itself_takes_no_part(self) -> None:
         world = World(4)
@@ -176,7 +176,7 @@ class TestInASum:
             10, known=Roster.of(1, [party.identity for party in world.parties.values()][1:]).devices
         )
         with pytest.raises(BadMessage, match="Party 10 of the list"):
-            world.parties[10].shares(world.to("shares").question(10))
+            world.parties[10].answer("shares", world.to("shares").question(10))
 
     def test_fewer_devices_than_this_one_wants_are_refused(self) -> None:
         world = World(4)

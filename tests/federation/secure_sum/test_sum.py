@@ -226,7 +226,7 @@ class TestStored:
         assert not party._agreed
         assert world.asked["shares"].question(10) not in party.state()
         again = Party.of_state(party.state(), device_key(10))
-        assert again.open(asked.question(10)) == opened
+        assert again.answer("open", asked.question(10)) == opened
 
     def test_forgotten_before_the_end(self) -> None:
         world = World(4)

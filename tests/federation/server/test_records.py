@@ -214,7 +214,7 @@ class TestOpenRounds:
 class TestSums:
     def test_an_attempt_comes_back_and_takes_the_place_of_others(self, records: Records, where: Path | str) -> None:
         assert records.sum("train/1") is None
-        records.begin_sum("train/1")
+        records.put_sum("train/1", {}, None, None)
         assert records.sum("train/1") == ({}, None, None)
         state, result = bytes(range(256)), b"\0the sum"
         records.put_sum("train/1", {0: 2, 7: 1}, state, None)

@@ -7,10 +7,8 @@ in `ledgers/`.
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import time
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -18,14 +16,13 @@ from homebody.core import Tree
 from homebody.database import connect
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.service.text import one_line
+from homebody.federation.service.text import check_view, claiming, one_line
 from homebody.files import is_held
-from homebody.privacy import Charge, Ledger
+from homebody.privacy import Ledger
 
 __all__ = ["AppFolder", "AppSettings", "SeenQuestion"]
 
 FILE = "app.sqlite"
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 KEPT_TOWERS = 2
 """Towers kept for each person and run, besides the one of a round that may be gone back to."""
 _TABLES = """
@@ -74,12 +71,12 @@ class AppSettings(NamedTuple):
         try:
             invitation = json.loads(file.read_text(encoding="utf-8"))
             settings = cls(**{name: invitation[name] for name in cls._fields})
+            if [type(value) for value in settings] != [str, str, int, str]:
+                raise ValueError("other kinds")
         except OSError as error:
             raise HomebodyError(f"{file} cannot be read: {error.strerror or error}.") from error
         except (ValueError, KeyError, TypeError) as error:
             raise HomebodyError(f"{file} is no invitation; `homebody client views add` writes one.") from error
-        if [type(value) for value in settings] != [str, str, int, str]:
-            raise HomebodyError(f"{file} is no invitation; `homebody client views add` writes one.")
         return settings
 
 
@@ -96,7 +93,7 @@ class SeenQuestion(NamedTuple):
     at: int
 
 
-class AppFolder:
+class AppFolder(AbstractContextManager["AppFolder"]):
     """The folder of one app."""
 
     def __init__(self, path: Path) -> None:
@@ -110,35 +107,17 @@ class AppFolder:
     @classmethod
     def create(cls, path: Path, settings: AppSettings) -> Self:
         """Create an app in a folder that is empty or does not exist, completely or not at all."""
-        if not NAME.fullmatch(settings.view):
-            raise HomebodyError(f"The name of a view is a letter, then letters, digits, _ or -, not '{settings.view}'.")
-        fresh = not path.exists()
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise HomebodyError(f"{path} is not empty; name a folder that is, or one that is not there yet.")
-            path.chmod(0o700)
-            (path / "ledgers").mkdir(mode=0o700)
-        except OSError as error:
-            raise HomebodyError(f"No app can be made in {path}: {error.strerror or error}.") from error
-        try:
-            database = connect(path / FILE, what="app's store")
+        check_view(settings.view)
+        with claiming(path, "app"), closing(connect(path / FILE, what="app's store")) as database:
             database.migrate("app", (_TABLES,))
             with database.transaction():
-                database.executemany(
-                    "INSERT INTO setting (name, value) VALUES (?, ?)",
-                    [(name, json.dumps(value)) for name, value in settings._asdict().items()],
-                )
-            database.close()
-        except BaseException:
-            shutil.rmtree(path if fresh else path / "ledgers", ignore_errors=True)
-            (path / FILE).unlink(missing_ok=True)
-            raise
+                for name, value in settings._asdict().items():
+                    database.put("setting", name=name, value=json.dumps(value))
         return cls(path)
 
     @property
     def settings(self) -> AppSettings:
-        rows = self._database.execute("SELECT name, value FROM setting").fetchall()
+        rows = self._database.rows("SELECT name, value FROM setting")
         return AppSettings(**{name: json.loads(value) for name, value in rows})
 
     def describe(self, people: Mapping[str, Mapping[str, str]]) -> None:
@@ -147,32 +126,26 @@ class AppFolder:
             for person, features in people.items():
                 number = self._number(person)
                 self._database.execute("DELETE FROM feature WHERE person = ?", (number,))
-                self._database.executemany(
-                    "INSERT INTO feature (person, name, value) VALUES (?, ?, ?)",
-                    [
-                        (number, one_line(name, "A feature's name", 200), one_line(value, "A feature", 1000))
-                        for name, value in features.items()
-                    ],
-                )
+                for name, value in features.items():
+                    what, said = one_line(name, "A feature's name", 200), one_line(value, "A feature", 1000)
+                    self._database.put("feature", person=number, name=what, value=said)
 
     def features(self, person: str) -> dict[str, str]:
         """What is known of a person, by name."""
-        rows = self._database.execute(
-            "SELECT f.name, f.value FROM feature f JOIN person p ON p.number = f.person WHERE p.name = ?", (person,)
-        )
-        return dict(rows.fetchall())
+        query = "SELECT f.name, f.value FROM feature f JOIN person p ON p.number = f.person WHERE p.name = ?"
+        return dict(self._database.rows(query, (person,)))
 
     def people(self) -> list[str]:
         """Everyone whom the app knows or was asked about."""
-        return [name for (name,) in self._database.execute("SELECT name FROM person ORDER BY number").fetchall()]
+        return [name for (name,) in self._database.rows("SELECT name FROM person ORDER BY number")]
 
     def tower(self, person: str, run: str, before: int) -> Tree | None:
         """A person's tower after the latest round before this one; None: it has not been trained."""
-        row = self._database.execute(
+        query = (
             "SELECT t.content FROM tower t JOIN person p ON p.number = t.person WHERE p.name = ? AND t.run = ? "
-            "AND t.step < ? ORDER BY t.step DESC LIMIT 1",
-            (person, run, before),
-        ).fetchone()
+            "AND t.step < ? ORDER BY t.step DESC LIMIT 1"
+        )
+        row = self._database.one(query, person, run, before)
         return None if row is None else wire.decode_tree(bytes(row[0]))
 
     def put_tower(self, person: str, run: str, step: int, tower: Tree, keep: int | None) -> None:
@@ -183,14 +156,9 @@ class AppFolder:
         with self._database.transaction():
             number = self._number(person)
             self._database.execute("DELETE FROM tower WHERE person = ? AND run = ? AND step >= ?", (number, run, step))
-            self._database.execute(
-                "INSERT INTO tower (person, run, step, content) VALUES (?, ?, ?, ?)",
-                (number, run, step, wire.encode_tree(tower)),
-            )
-            rows = self._database.execute(
-                "SELECT step FROM tower WHERE person = ? AND run = ? ORDER BY step DESC", (number, run)
-            ).fetchall()
-            steps = [row[0] for row in rows]
+            self._database.put("tower", person=number, run=run, step=step, content=wire.encode_tree(tower))
+            query = "SELECT step FROM tower WHERE person = ? AND run = ? ORDER BY step DESC"
+            steps = [old for (old,) in self._database.rows(query, (number, run))]
             wanted = {*steps[:KEPT_TOWERS], *[old for old in steps if keep is not None and old <= keep][:1]}
             self._database.executemany(
                 "DELETE FROM tower WHERE person = ? AND run = ? AND step = ?",
@@ -199,7 +167,7 @@ class AppFolder:
 
     def drop_towers(self, keep: Collection[str]) -> int:
         """Drop everyone's towers except those of these runs. Returns how many were dropped."""
-        runs = [run for (run,) in self._database.execute("SELECT DISTINCT run FROM tower").fetchall()]
+        runs = [run for (run,) in self._database.rows("SELECT DISTINCT run FROM tower")]
         if not (old := [(run,) for run in runs if run not in keep]):
             return 0
         with self._database.transaction():
@@ -216,16 +184,11 @@ class AppFolder:
 
     def seen(self, person: str) -> list[SeenQuestion]:
         """What the device showed of a person, in order."""
-        rows = self._database.execute(
+        query = (
             "SELECT s.run, s.release, s.what, s.items, s.received, s.sent, s.at FROM seen s "
-            "JOIN person p ON p.number = s.person WHERE p.name = ? ORDER BY s.rowid",
-            (person,),
+            "JOIN person p ON p.number = s.person WHERE p.name = ? ORDER BY s.rowid"
         )
-        return [SeenQuestion(*row) for row in rows.fetchall()]
-
-    def charge(self, person: str, release: str, charges: list[Charge], digest: str) -> None:
-        """Charge what a round shows this app of the person's other views; the same question once."""
-        self.ledger(person).charge(release, charges, repeat=True, digest=digest)
+        return [SeenQuestion(*row) for row in self._database.rows(query, (person,))]
 
     def ledger(self, person: str) -> Ledger:
         """What the app learnt of a person's other views."""
@@ -247,19 +210,12 @@ class AppFolder:
 
     def _number(self, person: str) -> int:
         name = one_line(person, "A person's name", 200)
-        row = self._database.execute("SELECT number FROM person WHERE name = ?", (name,)).fetchone()
+        row = self._database.one("SELECT number FROM person WHERE name = ?", name)
         if row is not None:
             return int(row[0])
-        (count,) = self._database.execute("SELECT COUNT(*) FROM person").fetchone()
-        self._database.execute("INSERT INTO person (number, name) VALUES (?, ?)", (count, name))
+        (count,) = self._database.one("SELECT COUNT(*) FROM person")
+        self._database.put("person", number=count, name=name)
         return int(count)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def now() -> int:
-    return int(time.time())

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +25,7 @@ from homebody.core import Catalogue, Cohort, Column, Data, Method, Tree, release
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.app.checks import check_finite, check_samples, check_towers
-from homebody.federation.app.folder import AppFolder, SeenQuestion, now
+from homebody.federation.app.folder import AppFolder, SeenQuestion
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.service.logs import log
 from homebody.federation.task import acting
@@ -33,7 +34,6 @@ from homebody.federation.views import (
     QUESTION_BYTES,
     AppQuestion,
     Vanished,
-    ViewMethod,
     hello,
     hide_memory,
     peer_user,
@@ -146,7 +146,7 @@ class App:
                 raise wire.Malformed(f"This is the app of the view '{view}'.")
             update = self._answer(question)
             reply = wire.encode_letter({"to": wire.digest(letter)}, {"update": wire.encode_tree(update)})
-            sizes = (_items(question.batch), len(letter), len(reply), now())
+            sizes = (_items(question.batch), len(letter), len(reply), int(time.time()))
             seen = SeenQuestion(question.run, question.release, question.do, *sizes)
             self.folder.note(question.person, f"{question.do} {question.ask}", seen)
         except Exception as error:  # a question must not end the process
@@ -166,7 +166,10 @@ class App:
         training = question.do == "gradient"
         local = self.folder.tower(person, run, question.step if training else question.step + 1)
         local = method.init_local(question.shared, Rng.of(0)) if local is None else local
-        known = {_named(column, name, question.schema): value for column, value in self.folder.features(person).items()}
+        known = {  # the server's model calls the column `1` of the view `taste` `taste.1`
+            column if column in question.schema.people else f"{name}.{column}": value
+            for column, value in self.folder.features(person).items()
+        }
         for reason in _ignored(known, question.schema):
             if reason not in self._noted:  # said once, not every round
                 self._noted.add(reason)
@@ -180,7 +183,9 @@ class App:
         if not training:
             nothing = torch.zeros(0, dtype=torch.int64)
             data = Data(nothing, nothing.bool(), nothing, catalogue, features)
-            return {"scores": _alone(method, name).probabilities(question.shared, local, data)[name]}
+            return {
+                "scores": replace(views, views=name, uplink=Channel()).probabilities(question.shared, local, data)[name]
+            }
         check_samples(question.batch, len(question.shared["item/first"]))
         self._charge(method, question)
         batch = {**question.batch, f"{name}/input": inputs(columns, features)}
@@ -201,7 +206,8 @@ class App:
         charges = [charge for charge in releases(method, cohort) if charge.observer == "views"]
         release = f"{question.run}/{question.release}@{question.ask}"
         if charges:
-            self.folder.charge(question.person, release, charges, wire.digest(replace(question, ranks="").content()))
+            digest = wire.digest(replace(question, ranks="").content())
+            self.folder.ledger(question.person).charge(release, charges, repeat=True, digest=digest)
 
     def _method(self, question: AppQuestion) -> Method:
         about = f"{question.method} {question.fields} {question.stages} {question.phase}"
@@ -213,18 +219,6 @@ class App:
 
 class _Refused(Exception):
     """The device does not take this app, or is not the device."""
-
-
-def _alone(method: Method, view: str) -> ViewMethod:
-    """The method for this view and no other."""
-    alone = views_of(replace(method, views=view, uplink=Channel()))  # type: ignore[type-var]
-    assert alone is not None
-    return alone
-
-
-def _named(column: str, view: str, schema: FeatureSchema) -> str:
-    """What the server's model calls a column: `1` of the view `taste` is `taste.1`."""
-    return column if column in schema.people else f"{view}.{column}"
 
 
 def _ignored(known: Mapping[str, str], schema: FeatureSchema) -> list[str]:

@@ -76,17 +76,7 @@ class Apps:
         for name in self.names(method, schema.catalogue(0)):
             silence = views.silence(name, shared)
             quiet[name] = {part: value for part, value in silence.items() if f"{name}/{part}" in leaves}
-            question = AppQuestion(
-                **about,
-                ranks=self._ranks(),
-                do="gradient",
-                view=name,
-                parts=list(quiet[name]),
-                shared=_visible(shared, name),
-                batch=samples,
-                schema=_of_view(schema, name, items=False),
-            )
-            queries[name] = Query(question.content(), wire.shapes(quiet[name]))
+            queries[name] = self._query({**about, "do": "gradient"}, name, shared, schema, samples, quiet[name])
         replies = self._ask(queries)
         return {name: replies[name].update if name in replies else nothing for name, nothing in quiet.items()}
 
@@ -98,24 +88,27 @@ class Apps:
         alike = torch.full((n_items,), 1.0 / n_items)
         queries = {}
         for name in self.names(method, schema.catalogue(0)):
-            question = AppQuestion(
-                **about,
-                ranks=self._ranks(),
-                do="scores",
-                view=name,
-                parts=[],
-                shared=_visible(shared, name),
-                batch={},
-                schema=_of_view(schema, name, items=True),
-            )
-            queries[name] = Query(question.content(), wire.shapes({"scores": alike}))
+            queries[name] = self._query({**about, "do": "scores"}, name, shared, schema, {}, {"scores": alike})
         replies = self._ask(queries)
         return {name: replies[name].update["scores"] if name in replies else alike for name in queries}
 
-    def _ranks(self) -> str:
-        """The run whose model the device ranks with: apps keep its towers."""
+    def _query(
+        self, about: dict[str, Any], view: str, shared: Tree, schema: FeatureSchema, batch: Batch, like: Update
+    ) -> Query:
+        """A question to an app, which sees of the shared parameters the item tower and its own. like: its answer."""
         model = self._home.models.ranking()
-        return str(json.loads(model.description)["run"]) if model else ""
+        people = {name: code for name, code in schema.people.items() if code.view == view}
+        narrowed = replace(schema, people=people)
+        question = AppQuestion(
+            **about,
+            ranks=str(json.loads(model.description)["run"]) if model else "",  # apps keep this run's towers
+            view=view,
+            parts=list(like) if about["do"] == "gradient" else [],
+            shared={name: value for name, value in shared.items() if name.startswith(("item/", f"{view}/"))},
+            batch=batch,
+            schema=narrowed if about["do"] == "scores" else replace(narrowed, items={}, numbers={}),
+        )
+        return Query(question.content(), wire.shapes(like))
 
     def _ask(self, queries: Mapping[str, Query]) -> dict[str, AppReply]:
         """The replies of the apps that answered. The outcome of every question is counted."""
@@ -135,15 +128,3 @@ def unknown_view(name: str, trained: Mapping[str, object]) -> str:
         f"The server's model has no view '{name}' (it has {', '.join(trained)}): its app is not asked. The operator "
         f"declares a view with `homebody server init … --view {name}=SIZE`."
     )
-
-
-def _visible(shared: Tree, view: str) -> Tree:
-    """What an app may see of the shared parameters: the item tower and its own."""
-    return {name: value for name, value in shared.items() if name.startswith(("item/", f"{view}/"))}
-
-
-def _of_view(schema: FeatureSchema, view: str, *, items: bool) -> FeatureSchema:
-    """The schema of one view's features, and of the items if they are ranked."""
-    people = {name: code for name, code in schema.people.items() if code.view == view}
-    narrowed = replace(schema, people=people)
-    return narrowed if items else replace(narrowed, items={}, numbers={})

@@ -41,8 +41,11 @@ def take_part(folder: Path, where: Path | None = None, view_seconds: float = SEC
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with Home(folder) as home, home.store.only_client():
-        reporter = _reporter(home, folder, stop)
-        desk = _desk(home, folder, where, view_seconds)
+        reporter, desk = _reporter(home, folder, stop), None
+        if views := home.views.all():
+            hide_memory()
+            desk = Desk(folder, where, seconds=view_seconds, log=log)
+            log("listening", views=len(views))
         device = Device(home, log, reporter, desk=desk, sleep=stop.wait)
         client = _Client(home, device, folder, stop)
         try:
@@ -67,16 +70,6 @@ def _reporter(home: Home, folder: Path, stop: threading.Event) -> Reporter | Non
     from homebody.federation.device.reporter import Reporter
 
     return Reporter.of(folder, home.settings, lambda: stop.is_set() or home.settings.paused)
-
-
-def _desk(home: Home, folder: Path, where: Path | None, seconds: float) -> Desk | None:
-    """The desk for apps, if the device has any."""
-    if not home.views.all():
-        return None
-    hide_memory()
-    desk = Desk(folder, where, seconds=seconds, log=log)
-    log("listening", views=len(home.views.all()))
-    return desk
 
 
 class _Client:

@@ -15,9 +15,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,7 +126,7 @@ class _Seat(NamedTuple):
     connection: socket.socket
 
 
-class Desk:
+class Desk(AbstractContextManager["Desk"]):
     """Asks the apps of one device.
 
     seconds: how long all apps together may take to answer one question. The desk waits as long for an
@@ -196,8 +196,8 @@ class Desk:
         """Find out which app this is; a process of an unknown user is refused before it is read."""
         try:
             uid = peer_user(connection)
-            with self._known() as known:
-                views = {view.name: view for view in known.all()}
+            with closing(HomeStore(self.folder)) as store:  # of this thread's own
+                views = {view.name: view for view in KnownViews(store).all()}
             if uid != os.geteuid() and not any(view.uid == uid for view in views.values()):
                 self._turn_away(connection, "no app of this device belongs to this user")
                 return
@@ -257,23 +257,18 @@ class Desk:
 
         known: the apps as they are registered now. An app removed or added again since it connected counts as away.
         """
+        registered, replies = {view.name: view for view in known}, dict[str, AppReply]()
         with self._asking:
-            return self._ask_all(queries, {view.name: view for view in known})
+            until = time.monotonic() + self.seconds
 
-    def _ask_all(
-        self, queries: Mapping[str, Query | Relayed], registered: Mapping[str, KnownView]
-    ) -> dict[str, AppReply]:
-        until = time.monotonic() + self.seconds
-        replies: dict[str, AppReply] = {}
+            def ask_view(name: str) -> None:
+                replies[name] = self._ask(queries[name], registered[name], until)
 
-        def ask_view(name: str) -> None:
-            replies[name] = self._ask(queries[name], registered[name], until)
-
-        threads = [threading.Thread(target=ask_view, args=[name], name=f"view {name}", daemon=True) for name in queries]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+            threads = [threading.Thread(target=ask_view, args=[n], name=f"view {n}", daemon=True) for n in queries]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         return replies
 
     def _ask(self, query: Query | Relayed, view: KnownView, until: float) -> AppReply:
@@ -293,7 +288,6 @@ class Desk:
 
     def _seat(self, view: KnownView, until: float) -> _Seat | None:
         """The app of a view; waits for it unless it was missed before."""
-
         with self._changed:
             while (left := until - time.monotonic()) > 0:
                 seat = self._seats.get(view.name)
@@ -311,9 +305,6 @@ class Desk:
             if self._seats.get(seat.view.name) is seat:
                 del self._seats[seat.view.name]
 
-    def _known(self) -> _Opened:
-        return _Opened(self.folder)
-
     def close(self) -> None:
         """Hang up on all apps, and listen no more."""
         with self._changed:
@@ -329,24 +320,8 @@ class Desk:
         with suppress(OSError):
             self.where.unlink()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Opened:
-    """The apps of a device, read by a thread that has no store of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._store = HomeStore(folder)
-
-    def __enter__(self) -> KnownViews:
-        return KnownViews(self._store)
-
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
 
 
 class Relay:

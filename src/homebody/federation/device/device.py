@@ -42,9 +42,9 @@ from homebody.federation.device.people import OptedOut, Person
 from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.secure_sum.helped import HelpedParty, HelpedTerms, noise_depth
-from homebody.federation.secure_sum.messages import BadMessage
+from homebody.federation.secure_sum.messages import BadMessage, Terms
 from homebody.federation.secure_sum.roster import BadRoster
-from homebody.federation.task import HelpedTask, SumTask, Task, asks, measurements, measuring
+from homebody.federation.task import SumTask, Task, asks, measurements, measuring
 from homebody.federation.views import views_of
 from homebody.privacy import Budget, Channel, Charge
 from homebody.privacy.ring import Numbers, Ring, entries_of
@@ -63,10 +63,8 @@ NO_PART = "This device has no part in this attempt at a secure sum: begin anothe
 T = TypeVar("T")
 Reply = tuple[dict[str, Any], dict[str, bytes]]
 """A letter's header and its parts."""
-
-
-class OverBudget(HomebodyError):
-    """A person's own budget would be exceeded."""
+Finished = tuple[int, PrivateState | None]
+"""The number of a person who took part in a secure sum, and their state, until both are written down."""
 
 
 class OutOfTime(HomebodyError):
@@ -92,13 +90,6 @@ class Assignment(NamedTuple):
     """The channel that the method's updates leave by, fitted to the parties of a secure sum."""
     ring: Ring | None = None
     """The whole numbers that a secure sum adds up."""
-
-
-class Finished(NamedTuple):
-    """One person's part in a secure sum, until it is written down."""
-
-    number: int
-    state: PrivateState | None
 
 
 class Device:
@@ -143,10 +134,13 @@ class Device:
         try:
             header, parts = wire.decode_letter(body)
             task = Task.read(header)
-            proxied = task.acting.uplink.facts.shuffled
-            if proxied and self._reporter is None:
+            proxied, helped = task.acting.uplink.facts.shuffled, task.acting.uplink.facts.helped
+            if (proxied or helped) and self._reporter is None:
+                what = (
+                    "Reports of this method go through a proxy" if proxied else "A helper opens the sums of this method"
+                )
                 raise HomebodyError(
-                    "Reports of this method go through a proxy, and this device has none: create a new device with "
+                    f"{what}, and this device has {'none' if proxied else 'no proxy'}: create a new device with "
                     "`homebody client init … --proxy https://HOST:PORT`; an existing one cannot be given a proxy."
                 )
             if (task.epoch is not None) != (proxied and task.do in ("train", "evaluate")):
@@ -157,13 +151,7 @@ class Device:
                 raise wire.Malformed(
                     "The letter asks for no secure sum where the method has one, or for one where it has none."
                 )
-            helped = task.acting.uplink.facts.helped
-            if helped and self._reporter is None:
-                raise HomebodyError(
-                    "A helper opens the sums of this method, and this device has no proxy: create a new device with "
-                    "`homebody client init … --proxy https://HOST:PORT`; an existing one cannot be given a proxy."
-                )
-            if task.sum is not None and isinstance(task.sum, HelpedTask) != helped:
+            if task.sum is not None and (task.sum.helper is not None) != helped:
                 raise wire.Malformed(
                     "The letter asks for a secure sum with a helper, or without one, unlike the method."
                 )
@@ -206,7 +194,7 @@ class Device:
             self._compile(task)  # a greeting brings no features, and without them the method may be another
         assignment = self._assign(task, len(people))
         self.home.sums.drop_others(task.sum)
-        if isinstance(task.sum, HelpedTask):
+        if task.sum is not None and task.sum.helper is not None:
             assert self._reporter is not None  # `answer` has checked it
             # What the helper itself says counts, and nobody is charged before.
             self._reporter.confirm_sum(task.sum.helper, until)
@@ -259,7 +247,7 @@ class Device:
             return numbers
 
         try:
-            if exchange == "keys" and not any(self._may(task, assignment, number - task.first) for number in people):
+            if exchange == "keys" and not any(self._may(assignment, number - task.first) for number in people):
                 raise NobodyAnswers("Nobody of this device takes part in the sum.")
             party, message = self._exchanged(task, question, vector)
         except NobodyAnswers as error:
@@ -267,9 +255,8 @@ class Device:
             return {**self._status(task.shared), "declined": list(dict.fromkeys(task.people))}, {}
         with self.home.store.writing():
             for number, state in finished:
-                step, base, content = state or (0, None, None)
                 about = (number - task.first, task.run, task.counted, task.ask)
-                self.home.outbox.finish(*about, step, base, content, b"", size=len(message))
+                self.home.outbox.finish(*about, state, b"", size=len(message))
             self.home.sums.put(task.sum, party.state())
         # Also where the same was answered before: who took part is in the record of what left.
         declined = list[int]()
@@ -290,28 +277,26 @@ class Device:
     def _exchanged(
         self, task: Task, question: bytes, vector: Callable[[], Numbers]
     ) -> tuple[Party | HelpedParty, bytes]:
-        """This device in a secure sum, after it has answered, and what it answers."""
-        if isinstance(task.sum, HelpedTask):
-            assert self._reporter is not None
-            helped = self._reporter.helped(task.sum.helper, self.home.sums.get(task.sum))
-            return helped, helped.answer(vector)
-        party = self._party(task)
-        assert task.sum is not None
-        return party, party.answer(task.sum.exchange, question, vector)
-
-    def _party(self, task: Task) -> Party:
-        """This device in the attempt that a letter names, as it was after the last exchange."""
+        """This device in the attempt that a letter names, after it has answered, and what it answers."""
         from homebody.federation.flower.protocol import load_private
         from homebody.federation.secure_sum.party import Party
 
-        assert isinstance(task.sum, SumTask)
+        assert task.sum is not None
+        state = self.home.sums.get(task.sum)
+        if task.sum.helper is not None:
+            assert self._reporter is not None
+            helped = self._reporter.helped(task.sum.helper, state)
+            return helped, helped.answer(vector)
+        assert isinstance(task.sum.terms, Terms)
         key, fewest = load_private((self.home.path / "device.key").read_bytes()), self.home.settings.fewest
         known = self.home.roster.known(task.run)
-        if (state := self.home.sums.get(task.sum)) is not None:
-            return Party.of_state(state, key, fewest=fewest, known=known)
-        if task.sum.exchange != "keys":
+        if state is not None:
+            party = Party.of_state(state, key, fewest=fewest, known=known)
+        elif task.sum.exchange == "keys":
+            party = Party.join(task.sum.terms, task.first, key, fewest=fewest, known=known)
+        else:
             raise BadMessage(NO_PART)
-        return Party.join(task.sum.terms, task.first, key, fewest=fewest, known=known)
+        return party, party.answer(task.sum.exchange, question, vector)
 
     def _finish(
         self, task: Task, assignment: Assignment, people: Sequence[int], finished: list[Finished]
@@ -324,11 +309,8 @@ class Device:
             except Exception as error:
                 self._log("declined", release=task.release, reason=_reason(error))
                 continue
-            try:
-                update, state = self._work(task, assignment, number - task.first)
-            except Exception as error:
-                update, state = self._nothing(task, assignment, error)
-            finished.append(Finished(number, state))
+            update, state = self._work(task, assignment, number - task.first)
+            finished.append((number, state))
             yield update
 
     def _describes(self, task: Task) -> bool:
@@ -337,7 +319,6 @@ class Device:
         return here or not {"user features", "item features"} & {*task.acting.needs}
 
     def _add_items(self, part: bytes) -> None:
-        """Extend the catalogue by the items that a letter brings."""
         try:
             first, items = json.loads(part)
             pairs = [(str(item), str(name)) for item, name in items]
@@ -373,7 +354,7 @@ class Device:
             return "shared"
         if len(items) < task.n_items:
             return "items"
-        return wire.ROSTER if isinstance(task.sum, SumTask) and self._lacks_roster(task.sum, parts) else ""
+        return wire.ROSTER if task.sum is not None and self._lacks_roster(task.sum, parts) else ""
 
     def _lacks_roster(self, asked: SumTask, parts: Mapping[str, bytes]) -> bool:
         """Whether the device must be sent the server's roster; one that comes is kept, or refused. Without a key to
@@ -485,8 +466,7 @@ class Device:
             raise wire.Malformed("The terms of the secure sum are not those of the letter's method and stages.")
         return ring
 
-    def _may(self, task: Task, assignment: Assignment, slot: int) -> bool:
-        """Whether this person's budget has room for the task."""
+    def _may(self, assignment: Assignment, slot: int) -> bool:
         budget = self.home.settings.budget
         return not budget or Budget.parse(budget).allows(self.home.ledger(slot), assignment.charges)
 
@@ -500,8 +480,8 @@ class Device:
         ledger, name = self.home.ledger(slot), f"{task.run}/{release}@{task.ask}"
         begun = outbox.begun(slot, task.run, release, task.ask) and ledger.knows(name)
         again = begun and task.ask not in outbox.answered(slot, task.run, release)
-        if not again and not self._may(task, assignment, slot):
-            raise OverBudget("The task would exceed this person's privacy budget.")
+        if not again and not self._may(assignment, slot):
+            raise HomebodyError("The task would exceed this person's privacy budget.")
         outbox.begin(slot, task.run, release, task.ask)
         code = f"{task.method}, homebody {__version__}"
         ledger.charge(name, assignment.charges, repeat=again, number=task.step, code=code)
@@ -513,49 +493,44 @@ class Device:
         if given is not None:
             return given
         self._charge(task, assignment, slot)
-        try:
-            update, state = self._work(task, assignment, slot)
-        except Exception as error:
-            update, state = self._nothing(task, assignment, error)
+        update, state = self._work(task, assignment, slot)
         if task.epoch is None:
             answer, reports = wire.encode_tree(update, half=task.half), 0
         else:
             assert self._reporter is not None
             numbers = wire.report_numbers(update)
             answer, reports = self._reporter.sealed(task.epoch, numbers), len(numbers)
-        step, base, content = state or (0, None, None)
-        outbox.finish(slot, task.run, task.counted, task.ask, step, base, content, answer, reports)
+        outbox.finish(slot, task.run, task.counted, task.ask, state, answer, reports)
         return answer
 
-    def _nothing(self, task: Task, assignment: Assignment, error: Exception) -> tuple[Update, None]:
-        """In place of work that failed: the zero update through the same channel, so that nobody learns of it."""
-        self._log("nothing", release=task.release, reason=_reason(error))
-        return assignment.method.uplink.device(assignment.zero, SystemRng()), None
-
     def _work(self, task: Task, assignment: Assignment, slot: int) -> tuple[Update, PrivateState | None]:
-        """The update after the channel, and the state to keep. Histories and parameters may make it fail in any way."""
-        shared = assignment.shared
-        about = (self.home.store.changes, task.n_items, task.described())
-        if self._household is None or self._household[0] != about:
-            people = self.home.people.active()
-            household = Household.of(self.home, people, task.described(), task.n_items, task.longest)
-            self._household = (about, household, people)
-        _, household, people = self._household
-        method, user = assignment.method, [person.slot for person in people].index(slot)
-        household.begin(method, Rng(torch.tensor(task.clients_key)))
-        if not household.split.lengths[user]:
-            raise HomebodyError("This person has no history on this device.")
-        state = self.home.models.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
-        if state is not None:
-            household.restore(self.home, user, state, task.phase, shared)
-        if self._apps.names(method, household.catalogue):
-            return self._work_with_apps(task, assignment, household, user, people[user].name)
-        if task.do == "evaluate":
-            return self._measured(task, assignment, household, user), state
-        update, local = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
-        base = task.shared if method.scoring.parameters == "base" else None
-        content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(local)})
-        return update, PrivateState(task.step, base, content)
+        """The update after the channel, and the state to keep. Histories and parameters may make the work fail in any
+        way: in its place stands the zero update through the same channel, so that nobody learns of it."""
+        try:
+            shared = assignment.shared
+            about = (self.home.store.changes, task.n_items, task.described())
+            if self._household is None or self._household[0] != about:
+                people = self.home.people.active()
+                household = Household.of(self.home, people, task.described(), task.n_items, task.longest)
+                self._household = (about, household, people)
+            _, household, people = self._household
+            method, user = assignment.method, [person.slot for person in people].index(slot)
+            household.begin(method, Rng(torch.tensor(task.clients_key)))
+            if not household.split.lengths[user]:
+                raise HomebodyError("This person has no history on this device.")
+            state = self.home.models.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
+            if state is not None:
+                household.restore(self.home, user, state, task.phase, shared)
+            if self._apps.names(method, household.catalogue):
+                return self._work_with_apps(task, assignment, household, user, people[user].name)
+            if task.do == "evaluate":
+                return self._measured(task, assignment, household, user), state
+            update, local = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
+            base = task.shared if method.scoring.parameters == "base" else None
+            return update, _state(task, base, local)
+        except Exception as error:
+            self._log("nothing", release=task.release, reason=_reason(error))
+            return assignment.method.uplink.device(assignment.zero, SystemRng()), None
 
     def _work_with_apps(
         self, task: Task, assignment: Assignment, household: Household, user: int, person: str
@@ -572,13 +547,9 @@ class Device:
         update, local = self._in_time(
             lambda: household.train_views(method, shared, user, batch, apps, assignment.zero.keys())
         )
-        if not local:
-            return update, None
-        content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(local)})
-        return update, PrivateState(task.step, None, content)
+        return update, _state(task, None, local) if local else None
 
     def _measured(self, task: Task, assignment: Assignment, household: Household, user: int) -> Update:
-        """What a person measures, after the channel."""
         method = assignment.method
         metrics = self._in_time(lambda: household.measure(method, assignment.shared, user))
         if not all(map(math.isfinite, metrics.values())):
@@ -662,6 +633,10 @@ class Device:
         apart = bool(self.home.views.all()) and views_of(task.acting) is not None
         self._in_time(lambda: compile_kernels(task.acting, schema, measures=task.measures, apart=apart), COMPILING)
         self._compiled.add(about)
+
+
+def _state(task: Task, base: str | None, local: Tree) -> PrivateState:
+    return PrivateState(task.step, base, wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(local)}))
 
 
 def _reason(error: Exception) -> str:

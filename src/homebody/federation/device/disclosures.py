@@ -100,8 +100,8 @@ def _sent(marks: list[SentAnswer]) -> dict[str, Any]:
 
 
 def _totals(marks: list[SentAnswer]) -> dict[str, int]:
-    counts = (len(marks), sum(mark.bytes for mark in marks), sum(mark.reports for mark in marks))
-    return dict(zip(("answers", "bytes", "reports"), counts, strict=True))
+    size, reports = sum(mark.bytes for mark in marks), sum(mark.reports for mark in marks)
+    return {"answers": len(marks), "bytes": size, "reports": reports}
 
 
 def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float, *, rostered: bool) -> list[dict[str, Any]]:

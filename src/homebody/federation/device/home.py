@@ -9,8 +9,8 @@ use a home at the same time. No other user of the machine can read it.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,7 @@ from homebody.federation.device.store import HomeStore
 from homebody.federation.device.sums import Sums
 from homebody.federation.device.views import KnownViews
 from homebody.federation.secure_sum import FEWEST
+from homebody.federation.service.text import claiming
 from homebody.files import touch
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Home"]
 
 
-class Home:
+class Home(AbstractContextManager["Home"]):
     """One device: people, history, items, models, outbox, views and secure sums, over one store.
 
     >>> import tempfile
@@ -94,20 +95,12 @@ class Home:
 
             # The server sees what leaves, so a budget that names no observer is about the server.
             budget = str(Budget.parse(budget if "observer" in budget else f"{budget},observer=server"))
-        believed: dict[str, Any] = {"fewest": fewest, "roster_key": roster_key}
-        settings = HomeSettings(server, name, budget, proxy=proxy, **believed, **limit_fields(limits or {}))
-        created = _claim(folder)
-        try:
-            (folder / "ledgers").mkdir(mode=0o700)
+        rest = {"proxy": proxy, "fewest": fewest, "roster_key": roster_key, **limit_fields(limits or {})}
+        settings = HomeSettings(server, name, budget, **rest)
+        with claiming(folder, "device", "home.sqlite"):
             if furnish is not None:
                 furnish(folder)
             HomeStore.create(folder, asdict(settings))
-        except BaseException:
-            for entry in folder.iterdir():
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            if created:
-                folder.rmdir()
-            raise
         return cls(folder)
 
     @property
@@ -156,9 +149,6 @@ class Home:
         self._ledgers.clear()
         self.store.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -168,18 +158,3 @@ def _settings(*rows: tuple[str, str]) -> HomeSettings:
     """From names and JSON. They are read several times for each letter, and seldom change."""
     names = {field.name for field in fields(HomeSettings)}
     return HomeSettings(**{name: json.loads(value) for name, value in rows if name in names})
-
-
-def _claim(folder: Path) -> bool:
-    """Prepare an empty folder for a device, and refuse one that holds something. Returns whether it was created."""
-    try:
-        created = not folder.exists()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (folder / "home.sqlite").exists():
-            raise HomebodyError(f"{folder} is a device already; use it, or name another folder.")
-        if any(folder.iterdir()):
-            raise HomebodyError(f"{folder} is not empty; name a folder that is, or one that is not there yet.")
-        folder.chmod(0o700)
-    except OSError as error:
-        raise HomebodyError(f"No device can be made in {folder}: {error.strerror or error}.") from error
-    return created

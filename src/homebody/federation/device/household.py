@@ -220,7 +220,6 @@ def _refuse_not_finite(tree: Tree) -> None:
 
 
 def _unstacked(stacked: Tree) -> Tree:
-    """The tree of the only client in a stack."""
     tree: Tree = tree_map(lambda leaf: leaf[0], stacked)
     return tree
 

@@ -38,6 +38,8 @@ class KnownRoster:
 
     def current(self) -> Roster | None:
         """The newest roster that was accepted under the present key; a damaged file is refused."""
+        from homebody.federation.secure_sum.identities import identity_in
+
         if not self._key:
             return None
         try:
@@ -47,7 +49,7 @@ class KnownRoster:
         except OSError as error:
             raise HomebodyError(f"The device's roster {self._file} cannot be read: {error.strerror}.") from error
         signer, roster = content[:IDENTITY_BYTES], content[IDENTITY_BYTES:]
-        if signer != _identity(self._key):
+        if signer != identity_in(self._key.encode()):
             return None  # the key was changed since
         try:
             return _read(roster, self._key)
@@ -59,6 +61,7 @@ class KnownRoster:
     def accept(self, content: bytes) -> Roster:
         """Store a signed roster, which is on the disk when this returns. One of another key, or older than the one at
         hand, is refused."""
+        from homebody.federation.secure_sum.identities import identity_in
         from homebody.federation.secure_sum.roster import BadRoster
 
         if not self._key:
@@ -79,7 +82,7 @@ class KnownRoster:
             if roster == current:
                 return current
         with replacing(self._file) as file:
-            file.write(_identity(self._key) + content)
+            file.write(identity_in(self._key.encode()) + content)
         sync_folder(self._file.parent)
         return roster
 
@@ -99,13 +102,6 @@ class KnownRoster:
         if roster.run not in ("", run):
             raise BadRoster("The roster of this device is for another run.")
         return roster.devices
-
-
-@lru_cache(maxsize=4)
-def _identity(key: str) -> bytes:
-    from homebody.federation.secure_sum.identities import identity_of, load_public_key
-
-    return identity_of(load_public_key(key.encode()))
 
 
 @lru_cache(maxsize=2)

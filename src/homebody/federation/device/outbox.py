@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from homebody.errors import HomebodyError
-from homebody.federation.device.models import Models
+from homebody.federation.device.models import Models, PrivateState
 from homebody.federation.device.people import People, Who
 from homebody.federation.device.store import HomeStore
 from homebody.federation.service.text import one_line
@@ -66,9 +66,7 @@ class Outbox:
         run: str,
         release: str,
         digest: str,
-        step: int,
-        base: str | None,
-        state: bytes | None,
+        state: PrivateState | None,
         answer: bytes,
         reports: int = 0,
         size: int | None = None,
@@ -86,7 +84,7 @@ class Outbox:
             if given is not None and given != answer:
                 raise HomebodyError(f"{release} already has a different answer; only that answer may be sent again.")
             if state is not None:  # a person who is measured before they ever trained has none
-                self._models.put_state(slot, run, step, base, state)
+                self._models.put_state(slot, run, *state)
             if given is not None and size is None:  # a second vector in a secure sum is a second answer
                 return
             db.execute(f"DELETE FROM begun WHERE {_ASKED}", (slot, run, release, digest))

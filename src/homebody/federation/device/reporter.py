@@ -69,24 +69,23 @@ class Reporter:
     def confirm(self, epoch: Epoch, until: float = math.inf) -> None:
         """Refuse an epoch that differs from the proxy's: a server that gave every device a key or a model of its own
         could tell their reports apart."""
-        reply = self._persist("GET", f"/v1/epochs/{epoch.id.hex()}", None, until)
-        try:
-            same = Epoch.read(reply).agrees(epoch)
-        except BadEpoch:
-            same = False
-        if not same:
-            raise NotReported("The server's letter names another key or another model than the proxy.")
+        what = "another key or another model than the proxy"
+        self._confirm(f"/v1/epochs/{epoch.id.hex()}", lambda said: Epoch.read(said).agrees(epoch), what, until)
 
     def confirm_sum(self, epoch: HelperEpoch, until: float = math.inf) -> None:
         """Refuse a helper's epoch that differs from what the helper itself says: a server could name a key of its own,
         or have less noise added."""
-        reply = self._persist("GET", f"/v1/sums/{epoch.id.hex()}", None, until)
+        what = "another key or other terms of the sum than the helper"
+        self._confirm(f"/v1/sums/{epoch.id.hex()}", lambda said: HelperEpoch.read(said).agrees(epoch), what, until)
+
+    def _confirm(self, path: str, agrees: Callable[[object], bool], what: str, until: float) -> None:
+        reply = self._persist("GET", path, None, until)
         try:
-            same = HelperEpoch.read(reply).agrees(epoch)
-        except HomebodyError:
+            same = agrees(reply)
+        except (BadEpoch, HomebodyError):
             same = False
         if not same:
-            raise NotReported("The server's letter names another key or other terms of the sum than the helper.")
+            raise NotReported(f"The server's letter names {what}.")
 
     def helped(self, epoch: HelperEpoch, message: bytes | None) -> HelpedParty:
         """This device in a sum that the helper opens. message: what it gave before."""

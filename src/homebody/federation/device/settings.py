@@ -10,7 +10,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation.secure_sum import FEWEST
-from homebody.federation.service.text import URL, is_loopback, one_line, read_file, split_address
+from homebody.federation.service.text import check_proxy, one_line, read_file, split_address
 
 __all__ = ["HomeSettings", "limit_fields", "read_certificate", "server_certificate"]
 
@@ -61,7 +61,7 @@ class HomeSettings:
         if self.name:
             one_line(self.name, "A device's name", 200)
         if self.proxy:
-            _check_proxy(self.proxy)
+            check_proxy(self.proxy)
         for name, value in self.limits.items():
             if type(value) not in ((int, float) if name == "seconds" else (int,)) or not 0 < value < 2**62:
                 whole = "a number" if name == "seconds" else "a whole number"
@@ -121,17 +121,3 @@ def read_certificate(file: Path) -> bytes:
     except (ssl.SSLError, ValueError) as error:
         raise HomebodyError(f"{file} is not a certificate in PEM form; give the ca.pem of the server.") from error
     return content
-
-
-def _check_proxy(url: str) -> None:
-    """
-    >>> _check_proxy("http://example.org:9094")
-    Traceback (most recent call last):
-        ...
-    homebody.errors.HomebodyError: A proxy on another machine is reached by https://, not 'http://example.org:9094'.
-    """
-    address = URL.fullmatch(url)
-    if not address or (address["port"] and not 0 < int(address["port"]) < 65536):
-        raise HomebodyError(f"A proxy's address must be https://HOST:PORT, not '{url}'.")
-    if address["scheme"] == "http" and not is_loopback(address["host"]):
-        raise HomebodyError(f"A proxy on another machine is reached by https://, not '{url}'.")

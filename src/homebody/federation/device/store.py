@@ -104,7 +104,13 @@ class HomeStore:
         with self._explained("opened"):
             self.connection = sqlite3.connect(self.file, isolation_level=None, timeout=WRITE_TIMEOUT)
             try:
-                self._check_version()
+                version = self._version()
+                if version > SCHEMA_VERSION:
+                    raise HomebodyError(
+                        f"The device in {folder} was written by a newer Homebody (schema {version}); update to use it."
+                    )
+                if version < 1:
+                    raise HomebodyError(f"{self.file} is not a device's store; make one with `homebody client init`.")
                 for pragma in _PRAGMAS:
                     self.connection.execute(pragma)
                 self._migrate()
@@ -161,7 +167,7 @@ class HomeStore:
                     self.connection.execute("UPDATE setting SET value = value + 1 WHERE name = 'changes'")
                 self.connection.execute("COMMIT")
             except BaseException:
-                self._roll_back()
+                self.connection.rollback()
                 raise
 
     @property
@@ -186,19 +192,6 @@ class HomeStore:
 
     def close(self) -> None:
         self.connection.close()
-
-    def _roll_back(self) -> None:
-        if self.connection.in_transaction:
-            self.connection.execute("ROLLBACK")
-
-    def _check_version(self) -> None:
-        version = self._version()
-        if version > SCHEMA_VERSION:
-            raise HomebodyError(
-                f"The device in {self.folder} was written by a newer Homebody (schema {version}); update to use it."
-            )
-        if version < 1:
-            raise HomebodyError(f"{self.file} is not a device's store; make one with `homebody client init`.")
 
     def _migrate(self) -> None:
         """Bring the tables to the newest schema, all steps or none."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from homebody.federation.device.store import HomeStore
 
+if TYPE_CHECKING:
+    from homebody.federation.task import SumTask
+
 __all__ = ["Sums"]
-
-
-class Attempt(Protocol):
-    """An attempt at a secure sum."""
-
-    @property
-    def digest(self) -> bytes: ...
 
 
 class Sums:
@@ -26,17 +22,17 @@ class Sums:
     def __init__(self, store: HomeStore) -> None:
         self._store = store
 
-    def get(self, attempt: Attempt) -> bytes | None:
+    def get(self, attempt: SumTask) -> bytes | None:
         """The state after the last exchange that was answered."""
         rows = self._store.read("SELECT state FROM secure_sum WHERE terms = ?", (attempt.digest.hex(),))
         return bytes(rows[0][0]) if rows else None
 
-    def put(self, attempt: Attempt, state: bytes) -> None:
+    def put(self, attempt: SumTask, state: bytes) -> None:
         """Store the state, before the answer leaves."""
         with self._store.writing() as db:
             db.execute("INSERT OR REPLACE INTO secure_sum VALUES (?, ?)", (attempt.digest.hex(), state))
 
-    def drop_others(self, attempt: Attempt | None = None) -> None:
+    def drop_others(self, attempt: SumTask | None = None) -> None:
         """Delete the states of all attempts but this one."""
         kept = "" if attempt is None else attempt.digest.hex()
         if not self._store.read("SELECT 1 FROM secure_sum WHERE terms != ? LIMIT 1", (kept,)):

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import pwd
-import re
 import secrets
 from typing import Literal, NamedTuple
 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation.device.store import HomeStore
+from homebody.federation.service.text import check_view
 
-__all__ = ["OUTCOMES", "KnownView", "KnownViews", "Outcome", "user_number"]
+__all__ = ["KnownView", "KnownViews", "Outcome", "user_number"]
 
 Outcome = Literal["answered", "away", "slow", "nonsense"]
-OUTCOMES: tuple[Outcome, ...] = ("answered", "away", "slow", "nonsense")
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 LARGEST_UID = 2**32 - 2
 
 
@@ -47,8 +45,7 @@ class KnownViews:
 
         same_user: allow a user who could read this device, or another app of it.
         """
-        if not NAME.fullmatch(name):
-            raise HomebodyError(f"The name of a view is a letter, then letters, digits, _ or -, not '{name}'.")
+        check_view(name)
         if not 0 <= uid <= LARGEST_UID:
             raise HomebodyError(f"A user's number is between 0 and {LARGEST_UID:,}, not {uid}: see `id -u NAME`.")
         token = secrets.token_hex(32)

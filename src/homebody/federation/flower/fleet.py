@@ -6,6 +6,7 @@ import email.utils
 import hashlib
 import time
 from base64 import b64encode
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -75,12 +76,9 @@ class Fleet(Peer):
         time, as after a 401."""
         self._end_beat()
         if self._node is not None:
-            try:
-                request = fleet.DeactivateNodeRequest(node_id=self._node)
+            request = fleet.DeactivateNodeRequest(node_id=self._node)
+            with suppress(Refused):  # it was offline already, or is a number of another SuperLink
                 self._ask("deactivate-node", request, fleet.DeactivateNodeResponse)
-            except Refused:
-                # It was offline already, or is a number of another SuperLink.
-                pass
         activate = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
         self._node = self._ask("activate-node", activate, fleet.ActivateNodeResponse).node_id
         self._beat = Beat(self._alive, 0.6 * HEARTBEAT)
@@ -140,16 +138,11 @@ class Fleet(Peer):
     def close(self) -> None:
         """Go offline and disconnect. An answer that the server has not fetched yet is lost."""
         beat, self._beat = self._beat, None
-        try:
+        with closing(self._wire), suppress(LinkDown, Refused):  # it is held for gone soon enough
             if beat is not None:
                 beat.end()
                 request = fleet.DeactivateNodeRequest(node_id=self._joined())
                 self._ask("deactivate-node", request, fleet.DeactivateNodeResponse, timeout=5.0)
-        except (LinkDown, Refused):
-            # It is held for gone soon enough.
-            pass
-        finally:
-            self._wire.close()
 
     def _letter(self, message: Message) -> Letter | None:
         metadata, content = message.metadata, decode_message(message)

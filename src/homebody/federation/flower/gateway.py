@@ -48,7 +48,6 @@ _FLEET = frozenset(
     f"/v1/fleet/{name}"
     for name in ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages")
 )
-_REGISTRATION = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 _DEVICE_PULLS, _DEVICE_PUSHES = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
 _SERVER_PULLS, _SERVER_PUSHES = "/v1/runtime/pull-messages", "/v1/runtime/push-messages"
 
@@ -132,12 +131,10 @@ class Gateway:
         secret: bytes,
         limit: int = LIMIT,
         *,
-        open_registration: bool = False,
         known: Callable[[Headers], bool] | None = None,
     ) -> None:
         self.app, self.limit, self.known = app, limit, known
         self._token = operator_token(secret).encode()
-        self._fleet = _FLEET | (_REGISTRATION if open_registration else frozenset())
         self._held: dict[int, set[_Held]] = {}
         self.room = RequestMemory(_ROOM)
 
@@ -160,7 +157,7 @@ class Gateway:
             await _say(send, 200, b"ok")
             return
         operator = hmac.compare_digest(headers.get(OPERATOR.encode(), b""), self._token)
-        if path not in self._fleet and not operator:
+        if path not in _FLEET and not operator:
             raise _Refusal(404)
         if operator and (connection := connection_of(scope)) is not None:
             connection.proved(OPERATOR.encode())
@@ -229,7 +226,7 @@ class Gateway:
         _note(path, status)
         if status != 200:
             return
-        if path in self._fleet:
+        if path in _FLEET:
             self._prove(scope)  # the SuperLink has checked the signature
         if path == _SERVER_PUSHES:
             self._wake(_addressees(body))
@@ -237,7 +234,7 @@ class Gateway:
             self._wake({_SERVER})
 
     def _prove(self, scope: Message) -> None:
-        """Count the connection for the key in the request, unless any key may register."""
+        """Count the connection for the key in the request."""
         key, connection = dict(scope["headers"]).get(_KEY_HEADER), connection_of(scope)
         if key and connection is not None and self.known is not None:
             connection.proved(key)

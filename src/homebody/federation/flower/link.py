@@ -317,13 +317,13 @@ def _batches(letters: Mapping[int, tuple[str, bytes]]) -> Iterator[list[tuple[in
 
 
 def _reply(number: str, sent: _Sent, message: Message) -> Reply:
+    body, why = None, ""
     if message.HasField("error"):
-        error = _ERRORS.get(message.error.code, f"The device could not answer (Flower's error {message.error.code}).")
-        return Reply(number, sent.node, None, error)
-    content = decode_message(message)
-    if content is None:
-        return Reply(number, sent.node, None, "The answer is no message of Homebody's.")
-    nonce, body = content
-    if message.metadata.src_node_id != sent.node or not hmac.compare_digest(nonce, sent.nonce):
-        return Reply(number, sent.node, None, "The answer is not from the device that was asked.")
-    return Reply(number, sent.node, body, "")
+        why = _ERRORS.get(message.error.code, f"The device could not answer (Flower's error {message.error.code}).")
+    elif (content := decode_message(message)) is None:
+        why = "The answer is no message of Homebody's."
+    elif message.metadata.src_node_id != sent.node or not hmac.compare_digest(content[0], sent.nonce):
+        why = "The answer is not from the device that was asked."
+    else:
+        body = content[1]
+    return Reply(number, sent.node, body, why)

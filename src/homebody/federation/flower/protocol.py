@@ -14,6 +14,7 @@ import ssl
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from homebody.errors import HomebodyError
@@ -212,10 +213,8 @@ class Beat:
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
-            try:
+            with suppress(LinkDown, Refused):
                 self._say()
-            except (LinkDown, Refused):
-                continue
 
     def end(self) -> None:
         self._stop.set()

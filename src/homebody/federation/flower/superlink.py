@@ -55,21 +55,6 @@ class _Lines(Lines):
             super().emit(record)
 
 
-def _arguments(given: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "homebody.federation.flower.superlink", description="A SuperLink behind a gateway."
-    )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--secret", type=Path, required=True, help="The file that holds the operator's secret.")
-    parser.add_argument("--cert", type=Path, help="The server's certificate, PEM.")
-    parser.add_argument("--key", type=Path, help="The certificate's key, PEM.")
-    parser.add_argument("--limit", type=int, default=LIMIT, help="The most bytes of one device's request.")
-    parser.add_argument("--open-registration", action="store_true", help="Any key may register itself.")
-    parser.add_argument("--follow-parent", action="store_true", help="End when standard input does.")
-    return parser.parse_args(given)
-
-
 def _serve(asked: argparse.Namespace) -> None:
     if (asked.cert is None) != (asked.key is None):
         raise HomebodyError("--cert and --key go together: give both, or neither on this machine alone.")
@@ -95,15 +80,9 @@ def _serve(asked: argparse.Namespace) -> None:
         raise HomebodyError("The link needs the extra: pip install 'homebody[deploy]'.") from error
 
     app = create_app()
-    app.state.enable_supernode_auth = not asked.open_registration
+    app.state.enable_supernode_auth = True
     app.state.superexec_auth_secret = secret
-    gateway = Gateway(
-        app,
-        secret,
-        asked.limit,
-        open_registration=asked.open_registration,
-        known=None if asked.open_registration else lambda headers: _is_known(app, headers),
-    )
+    gateway = Gateway(app, secret, asked.limit, known=lambda headers: _is_known(app, headers))
     logging.basicConfig(handlers=[_Lines()], level=logging.ERROR)
     answering = server(
         gateway,
@@ -126,8 +105,18 @@ def _serve(asked: argparse.Namespace) -> None:
 
 def main(given: list[str] | None = None) -> None:
     """The process. What a person can put right is said in one sentence, with exit code 2."""
+    parser = argparse.ArgumentParser(
+        "homebody.federation.flower.superlink", description="A SuperLink behind a gateway."
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--secret", type=Path, required=True, help="The file that holds the operator's secret.")
+    parser.add_argument("--cert", type=Path, help="The server's certificate, PEM.")
+    parser.add_argument("--key", type=Path, help="The certificate's key, PEM.")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="The most bytes of one device's request.")
+    parser.add_argument("--follow-parent", action="store_true", help="End when standard input does.")
     try:
-        _serve(_arguments(given))
+        _serve(parser.parse_args(given))
     except HomebodyError as error:
         print(f"homebody: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2)

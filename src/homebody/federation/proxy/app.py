@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +22,7 @@ from homebody.federation.service.keys import read_report_key
 from homebody.federation.service.logs import counts, log, samples
 from homebody.files import holding, is_held
 
-__all__ = ["BATCH_REPORTS", "Proxy", "Service", "exposition", "run", "running"]
+__all__ = ["BATCH_REPORTS", "Proxy", "exposition", "run", "running"]
 
 BATCH_REPORTS = 16_384
 """Reports in a proxy's batch, at most."""
@@ -32,44 +31,48 @@ _FAREWELL = 10.0
 
 
 class Proxy:
-    """The endpoints of a proxy. mark: how a sender's key is stored."""
+    """A proxy's endpoints and its parts, put together. `app` is what is served; it starts and stops the others."""
 
-    def __init__(
-        self,
-        settings: ProxySettings,
-        mark: Callable[[bytes], bytes],
-        writer: Writer,
-        book: Book,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._settings, self._mark, self._writer, self._book = settings, mark, writer, book
-        self.room = web.RequestMemory(settings.queue)
-        self._helper = HelperDesk(mark, writer, self.room, clock)
+    def __init__(self, folder: Path, settings: ProxySettings, clock: Callable[[], float] = time.time) -> None:
+        _, secret = read_report_key(folder / "reports.key")
+        store = self._store = ProxyStore(folder, settings)
+        self._settings, self._mark, self.room = settings, store.mark, web.RequestMemory(settings.queue)
 
-    def app(self, start: Callable[[], None], stop: Callable[[], None]) -> web.Starlette:
-        """The application; `start` and `stop` are called in its event loop."""
+        def connect() -> NextHop:
+            return NextHop(settings, folder, secret)
 
-        @asynccontextmanager
-        async def life(_: web.Starlette) -> AsyncIterator[None]:
-            start()
-            yield
-            stop()
-
+        connect()  # an authority that cannot be read is said now
+        self.forwarder = Forwarder(connect, lambda batch, outcome: self.writer.done(batch, outcome))
+        self.writer = Writer(folder, store, self.forwarder.put, clock)
+        self._book = Book(store.epochs(), self.writer, connect, clock, settings.next)
         forwarding = [
             web.Route("/v1/reports", self._reports, methods=["POST"]),
             web.Route("/v1/batches", self._batches, methods=["POST"]),
             web.Route("/v1/epochs/{epoch}", self._epoch, methods=["GET"]),
         ]
         routes = [
-            *(forwarding if self._settings.next else ()),
-            *self._helper.routes(),
+            *(forwarding if settings.next else ()),
+            *HelperDesk(store.mark, self.writer, self.room, clock).routes(),
             web.Route("/health", self._health, methods=["GET"]),
             web.Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        return web.refusals(web.Starlette(routes=routes, lifespan=life), self.refused)
+        self.app = web.refusals(web.Starlette(routes=routes, lifespan=self._life), self.refused)
+
+    @asynccontextmanager
+    async def _life(self, _: web.Starlette) -> AsyncIterator[None]:
+        self.writer.start()
+        self.forwarder.start()
+        log("started")
+        senders, least = self.writer.senders.values(), self._settings.least_devices
+        if self._settings.next and len(senders) < least and not any(sender.proxy for sender in senders):
+            log("too few may send: nothing is passed on", devices=len(senders), least_devices=least)
+        yield
+        self.forwarder.stop()
+        self.writer.stop()
+        log("stopped")
 
     def refused(self, reason: str) -> None:
-        self._writer.count(f"refused: {reason}")
+        self.writer.count(f"refused: {reason}")
 
     async def _reports(self, request: web.Request) -> web.Response:
         message = await self._take(request, "message", MESSAGE_REPORTS)
@@ -87,7 +90,7 @@ class Proxy:
             web.proved(request, message.key)
             epoch = await self._book.find(message.envelope.epoch, known=True)
             try:
-                outcome = await self._writer.put(message)
+                outcome = await self.writer.put(message)
             except Exception:  # why, the log says
                 raise _cannot_keep() from None
         if outcome not in ("accepted", "repeated"):
@@ -100,7 +103,7 @@ class Proxy:
             raise web.Refusal(422, "wrong kind", f"This is for a {kind}, not for a {envelope.kind}.")
         if not envelope.size:
             raise web.Refusal(400, "malformed", "The envelope holds no report.")
-        sender = self._writer.senders.get(self._mark(key))
+        sender = self.writer.senders.get(self._mark(key))
         if sender is None or sender.proxy != (kind == "batch"):
             raise web.Refusal(401, "unknown sender", "The sender is not registered with this proxy.")
         return VerifiedMessage(key, sender, envelope)
@@ -117,11 +120,9 @@ class Proxy:
         return epoch_closed() if outcome == "closed" else epoch_unknown()
 
     async def _epoch(self, request: web.Request) -> web.Response:
-        name = request.path_params["epoch"]
-        if not re.fullmatch(r"[0-9a-f]{32}", name):
-            raise web.Refusal(404, "unknown epoch", "An epoch is named by 32 hexadecimal digits.")
+        name = web.named_epoch(request, "An epoch")
         try:
-            epoch = await self._book.find(bytes.fromhex(name))
+            epoch = await self._book.find(name)
         except web.Refusal:
             raise
         except Exception:
@@ -129,13 +130,13 @@ class Proxy:
         return web.answer(200, epoch.to_json())
 
     async def _health(self, _: web.Request) -> web.Response:
-        if self._writer.failing:
+        if self.writer.failing:
             return web.answer(503, {"status": "failing"}, retry_after="5")
         return web.answer(200, {"status": "ok"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         web.only_from_here(request)
-        text = await self._writer.call(exposition)
+        text = await self.writer.call(exposition)
         return web.PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
@@ -150,46 +151,13 @@ def exposition(store: ProxyStore) -> str:
     return "\n".join(lines) + "\n"
 
 
-class Service:
-    """The parts of a proxy, put together. `app` is what is served; it starts and stops the others."""
-
-    def __init__(self, folder: Path, settings: ProxySettings, clock: Callable[[], float] = time.time) -> None:
-        _, secret = read_report_key(folder / "reports.key")
-        store = self._store = ProxyStore(folder, settings)
-        self._least, self._forwards = settings.least_devices, bool(settings.next)
-
-        def connect() -> NextHop:
-            return NextHop(settings, folder, secret)
-
-        connect()  # an authority that cannot be read is said now
-        self.forwarder = Forwarder(connect, lambda batch, outcome: self.writer.done(batch, outcome))
-        self.writer = Writer(folder, store, self.forwarder.put, clock)
-        book = Book(store.epochs(), self.writer, connect, clock, settings.next)
-        proxy = Proxy(settings, store.mark, self.writer, book, clock)
-        self.refused, self.room = proxy.refused, proxy.room
-        self.app = proxy.app(self._start, self._stop)
-
-    def _start(self) -> None:
-        self.writer.start()
-        self.forwarder.start()
-        log("started")
-        senders, least = self.writer.senders.values(), self._least
-        if self._forwards and len(senders) < least and not any(sender.proxy for sender in senders):
-            log("too few may send: nothing is passed on", devices=len(senders), least_devices=least)
-
-    def _stop(self) -> None:
-        self.forwarder.stop()
-        self.writer.stop()
-        log("stopped")
-
-
 def run(folder: Path) -> None:
     """Run a proxy until it is told to stop."""
     settings = ProxySettings.read(folder)
     alone = holding(folder / ".lock", f"A proxy runs in {folder} already.", patience=_FAREWELL)
     with alone, web.listen(settings.host, settings.port) as listening:
-        service = Service(folder, settings)
-        web.serve(service.app, listening, folder / "keys" if settings.tls else None, service.refused)
+        proxy = Proxy(folder, settings)
+        web.serve(proxy.app, listening, folder / "keys" if settings.tls else None, proxy.refused)
 
 
 def running(folder: Path) -> bool:

@@ -52,7 +52,9 @@ class Book:
     async def find(self, epoch: bytes, *, known: bool = False) -> Epoch:
         """An epoch that is open, or a refusal. known: a registered sender asks; strangers wait in another queue."""
         if epoch not in self._epochs:
-            self._refuse_again(epoch)
+            until, status = self._no.get(epoch, (0.0, 0))
+            if time.monotonic() < until:
+                raise epoch_closed() if status == 410 else epoch_unknown()
             asked = self._asked[known]
             if epoch not in asked:
                 if len(asked) >= _MOST_WAITING:
@@ -70,11 +72,6 @@ class Book:
         del self._asked[known][epoch]
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
-
-    def _refuse_again(self, epoch: bytes) -> None:
-        until, status = self._no.get(epoch, (0.0, 0))
-        if time.monotonic() < until:
-            raise epoch_closed() if status == 410 else epoch_unknown()
 
     async def _in_turn(self, epoch: bytes, known: bool) -> Epoch | None:
         """Ask the next hop in turn, first come, first served."""

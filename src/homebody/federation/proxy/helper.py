@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 import struct
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.store import ProxyStore
@@ -20,6 +19,7 @@ from homebody.federation.proxy.sums import MOST_OPEN, EpochSum
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.secure_sum.requests import (
     OVERHEAD,
+    ROW_BYTES,
     BadRequest,
     ForgedRequest,
     HelperRequest,
@@ -28,6 +28,9 @@ from homebody.federation.secure_sum.requests import (
 )
 from homebody.federation.service import web
 from homebody.federation.service.logs import log
+
+if TYPE_CHECKING:
+    from homebody.federation.secure_sum.helped import HelpedTerms
 
 __all__ = ["LONGEST_SECONDS", "MOST_VECTOR", "HelperDesk"]
 
@@ -73,7 +76,7 @@ class HelperDesk:
         if not 1 <= seconds <= LONGEST_SECONDS:
             raise web.Refusal(422, "bad sum", f"A sum is open for 1 to {LONGEST_SECONDS:g} seconds.")
         terms = asked.content[SECONDS.size :]
-        await asyncio.to_thread(_check_terms, terms)
+        await asyncio.to_thread(_terms, terms)
         closes, server = self._clock() + seconds, self._mark(asked.server)
         outcome = await self._stored(lambda store: store.sums.open(asked.epoch, server, terms, closes))
         if outcome == "conflict":
@@ -92,7 +95,7 @@ class HelperDesk:
 
     async def _describe(self, request: web.Request) -> web.Response:
         """What devices compare with the server's words, each over a connection of its own."""
-        epoch = _named(request)
+        epoch = web.named_epoch(request, "A sum")
         known = self._open_sums.get(epoch)
         if known is None or self._clock() >= known.closes:
             known = await self._looked_up(epoch)
@@ -111,10 +114,10 @@ class HelperDesk:
             self._waiting -= 1
 
     async def _open(self, request: web.Request) -> web.Response:
-        """Open the one set of an epoch."""
-        epoch = _named(request)
+        epoch = web.named_epoch(request, "A sum")
         known = await self._looked_up(epoch)
-        most = await asyncio.to_thread(_most_of_set, known)
+        rows = (await asyncio.to_thread(_terms, known.terms)).parties  # one for each device that was asked
+        most = OVERHEAD + ROW_BYTES * rows
         with self._room.holding() as share:
             asked = await self._asked(request, "set", most, share)
             if asked.epoch != epoch or self._mark(asked.server) != known.server:
@@ -136,7 +139,7 @@ class HelperDesk:
                 raise _closed()
             opened, answer = stored
             await self._stored(lambda store: store.sums.forget_secret(known.epoch))
-            log("set opened", epoch=known.epoch.hex(), devices=len(rows) // _row_bytes())
+            log("set opened", epoch=known.epoch.hex(), devices=len(rows) // ROW_BYTES)
         if opened != hashlib.sha256(rows).digest():
             self._refused(known.epoch, "another set was opened")
             raise web.Refusal(409, "second set", "One set of an epoch is opened, and another one was.")
@@ -144,9 +147,9 @@ class HelperDesk:
         return answer
 
     def _computed(self, known: EpochSum, rows: bytes) -> bytes:
-        from homebody.federation.secure_sum.helped import HelpedTerms, Helper, HelperEpoch, SetRefused
+        from homebody.federation.secure_sum.helped import Helper, HelperEpoch, SetRefused
 
-        epoch = HelperEpoch(known.epoch, known.key, HelpedTerms.decode(known.terms), known.closes)
+        epoch = HelperEpoch(known.epoch, known.key, _terms(known.terms), known.closes)
         try:
             return Helper(epoch, known.secret, self._is_device).open(rows)
         except SetRefused as error:
@@ -162,7 +165,6 @@ class HelperDesk:
         log("set refused", epoch=epoch.hex(), why=why, **facts)
 
     async def _asked(self, request: web.Request, kind: Kind, most: int, share: web.Share) -> HelperRequest:
-        """A request of a registered server."""
         body = await web.read_body(request, web.declared(request, most), share)
         try:
             asked = open_request(body, kind)
@@ -194,38 +196,19 @@ def _closed() -> web.Refusal:
     return web.Refusal(410, "epoch closed", "The sum is closed: its key is gone.")
 
 
-def _named(request: web.Request) -> bytes:
-    name = request.path_params["epoch"]
-    if not re.fullmatch(r"[0-9a-f]{32}", name):
-        raise web.Refusal(404, "unknown epoch", "A sum is named by 32 hexadecimal digits.")
-    return bytes.fromhex(name)
-
-
 def _description(known: EpochSum) -> web.Response:
     said = {"epoch": known.epoch.hex(), "key": known.key.hex(), "terms": known.terms.hex(), "closes": known.closes}
     return web.answer(200, said)
 
 
-def _check_terms(terms: bytes) -> None:
-    """Refuse terms that make no sum, or a vector that is too large."""
+def _terms(content: bytes) -> HelpedTerms:
+    """Terms; refused where they make no sum, or a vector that is too large."""
     from homebody.federation.secure_sum.helped import HelpedTerms
 
     try:
-        read = HelpedTerms.decode(terms)
+        terms = HelpedTerms.decode(content)
     except HomebodyError as error:
         raise web.Refusal(422, "bad sum", str(error)) from None
-    if read.entries * read.width > MOST_VECTOR:
+    if terms.entries * terms.width > MOST_VECTOR:
         raise web.Refusal(422, "bad sum", f"A vector has at most {MOST_VECTOR:,} bytes here.")
-
-
-def _most_of_set(known: EpochSum) -> int:
-    """Bytes of a request to open a set: a row for each device that was asked."""
-    from homebody.federation.secure_sum.helped import HelpedTerms
-
-    return OVERHEAD + _row_bytes() * HelpedTerms.decode(known.terms).parties
-
-
-def _row_bytes() -> int:
-    from homebody.federation.secure_sum.helped import ROW_BYTES
-
-    return ROW_BYTES
+    return terms

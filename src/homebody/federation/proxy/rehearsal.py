@@ -17,13 +17,14 @@ from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage, create
 
-__all__ = ["rehearse", "rehearse_reports"]
+__all__ = ["rehearse_reports"]
 
 Longs = npt.NDArray[np.int64]
 
 
 def rehearse_reports(messages: Sequence[Longs], batch: int = 4096) -> tuple[list[Longs], Longs]:
-    """The reports of these devices as the server opens them, batch by batch; and the device of each, in that order.
+    """The reports of these devices as the server opens them, batch by batch; and the device of each, in that order. All
+    of them are in one release.
 
     >>> batches, whose = rehearse_reports([np.array([4, 7]), np.array([9])], batch=2)
     >>> opened = np.concatenate(batches)
@@ -33,25 +34,8 @@ def rehearse_reports(messages: Sequence[Longs], batch: int = 4096) -> tuple[list
     public, secret = epoch_keys()
     sealed = [seal_reports(message, public) for message in messages]
     owner = {report: device for device, message in enumerate(sealed) for report in _single(message)}
-    batches = rehearse(sealed, batch)
-    whose = [owner[report] for part in batches for report in _single(part)]
-    return [unseal_reports(part, public, secret).astype(np.int64) for part in batches], np.array(whose)
-
-
-def _single(reports: bytes) -> list[bytes]:
-    return [reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES)]
-
-
-def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
-    """The batches that are made of these messages' sealed reports, each message from a device of its own, in one
-    release.
-
-    >>> batches = rehearse([bytes([device]) * (3 * REPORT_BYTES) for device in range(4)], batch=5)
-    >>> [len(batch) // REPORT_BYTES for batch in batches], sorted(set(b"".join(batches)))
-    ([5, 5, 2], [0, 1, 2, 3])
-    """
-    epoch, now = os.urandom(EPOCH_BYTES), time.time()
-    k = max(len(message) // REPORT_BYTES for message in messages)
+    epoch, now, batches = os.urandom(EPOCH_BYTES), time.time(), list[bytes]()
+    k = max(map(len, messages))
     settings = ProxySettings(
         next="http://127.0.0.1:1", tls=False, hold=0, least_devices=len(messages), batch=batch, most=max(1000, k)
     )
@@ -61,16 +45,20 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
         with closing(ProxyStore(Path(folder), settings)) as store:
             with store.transaction():
                 store.open_epoch(described, now)
-                envelopes = (Envelope("message", epoch, os.urandom(16), message) for message in messages)
+                envelopes = (Envelope("message", epoch, os.urandom(16), message) for message in sealed)
                 sent = [VerifiedMessage(os.urandom(32), Sender(False, 1), envelope) for envelope in envelopes]
                 outcomes = set(store.accept(sent, now))
                 assert outcomes == {"accepted"}, outcomes
                 store.tick(now)
-            batches: list[bytes] = []
             while True:
                 with store.transaction():
-                    cut = store.cut()
-                    if cut is None:
-                        return batches
+                    if (cut := store.cut()) is None:
+                        break
                     store.finish(cut, "forwarded")
                 batches.append(cut.reports)
+    whose = [owner[report] for part in batches for report in _single(part)]
+    return [unseal_reports(part, public, secret).astype(np.int64) for part in batches], np.array(whose)
+
+
+def _single(reports: bytes) -> list[bytes]:
+    return [reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import closing
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -116,14 +117,11 @@ def create(folder: Path) -> None:
     """Create an empty database that only its owner can read."""
     path = folder / DATABASE
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    database = connect(path, what="proxy's database")
-    database.migrate("proxy", [_TABLES, SUMS])
-    database.put("proxy", secret=os.urandom(32))
-    database.close()
+    with closing(opened(folder)) as database:
+        database.put("proxy", secret=os.urandom(32))
 
 
 def opened(folder: Path) -> Database:
-    """Open a proxy's database."""
     path = folder / DATABASE
     if not path.exists():
         raise HomebodyError(f"The proxy in {folder} has lost its database {DATABASE}: make another proxy.")
@@ -291,7 +289,7 @@ class ProxyStore:
         who = keyed(secret, message.key)
         quota = self._db.one("SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", epoch, who)
         used, last = quota or (0, 0)
-        if not message.sender.proxy and used + size > self.allowance(message.sender, k):
+        if not message.sender.proxy and used + size > message.sender.people * min(k, self._settings.most):
             return "limit"
         if size > room:
             return "full"
@@ -306,12 +304,7 @@ class ProxyStore:
         fresh.setdefault(heap, []).append(envelope.reports)
         return "accepted"
 
-    def allowance(self, sender: Sender, k: int) -> int:
-        """How many reports a device may send in an epoch."""
-        return sender.people * min(k, self._settings.most)
-
     def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
-        """The open pool of an epoch, and its open heap."""
         row = self._db.one("SELECT pool FROM pools WHERE epoch = ? AND state = ?", epoch, _OPEN)
         pool = int(row[0]) if row else 0
         if not pool:

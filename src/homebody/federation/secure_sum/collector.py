@@ -346,16 +346,14 @@ class Collector:
         if place >= len(EXCHANGES):
             raise BadMessage("The stored state of a secure sum names an exchange that there is not.")
         collector = cls(terms, dict(_ROSTER.unpack(roster, "devices")))
-        collector._place, collector._known = (
-            place,
-            _Known(
-                {row[0]: (row[1], row[2]) for row in _KEYS.unpack(keys, "round keys")},
-                _blobs(sealed),
-                dict(_COMMITMENTS.unpack(commitments, "commitments")),
-                numbers_of(survivors, "survivors"),
-                total,
-                dict(SIGNED.unpack(signatures, "signatures of the survivors")),
-            ),
+        collector._place = place
+        collector._known = _Known(
+            {row[0]: (row[1], row[2]) for row in _KEYS.unpack(keys, "round keys")},
+            _blobs(sealed),
+            dict(_COMMITMENTS.unpack(commitments, "commitments")),
+            numbers_of(survivors, "survivors"),
+            total,
+            dict(SIGNED.unpack(signatures, "signatures of the survivors")),
         )
         collector.faults = {number: why.decode(errors="replace") for number, why in _blobs(faults).items()}
         return collector

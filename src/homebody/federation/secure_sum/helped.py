@@ -28,7 +28,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +39,13 @@ from homebody.federation.secure_sum.messages import (
     DIGEST_BYTES,
     FEWEST,
     BadMessage,
+    SumTerms,
     Unpacker,
     blob,
     numbers_of,
     pack_numbers,
 )
+from homebody.federation.secure_sum.requests import ROW_BYTES, SEALED_BYTES, SEED_BYTES
 from homebody.privacy.channel import Channel
 from homebody.privacy.grid import gaussian
 from homebody.privacy.ring import Numbers, Ring
@@ -59,13 +61,11 @@ except ImportError as error:
 __all__ = [
     "EPOCH_BYTES",
     "ROW_BYTES",
-    "Answered",
     "HelpedParty",
     "HelpedSum",
     "HelpedTerms",
     "Helper",
     "HelperEpoch",
-    "SecondSet",
     "SetRefused",
     "draw_noise",
     "noise_depth",
@@ -73,16 +73,9 @@ __all__ = [
 ]
 
 EPOCH_BYTES = 16
-SEED_BYTES = 32
-SEALED_BYTES = SEED_BYTES + 32 + sodium.crypto_sign_BYTES + sodium.crypto_box_SEALBYTES
-"""Seed, the device's key and its signature, sealed."""
-ROW_BYTES = DIGEST_BYTES + SEALED_BYTES
-"""A device in a set: the digest of its masked vector, and what it sealed."""
 NO_NOISE = -1
-_MAGIC, _TERMS = b"HBL1", b"HBH1"
+_MAGIC = b"HBL1"
 _LABEL = b"homebody helped sum 1, signed\0"
-_NUMBERS = struct.Struct("<IIBbdI")
-_LONGEST_NAME = 200
 _MOST_BYTES = 1 << 28
 """Of a vector."""
 _DEEPEST = 60
@@ -96,12 +89,8 @@ class SetRefused(BadMessage):
         self.faulty = dict(faulty or {})
 
 
-class SecondSet(BadMessage):
-    """The helper has opened another set of this epoch."""
-
-
 @dataclass(frozen=True)
-class HelpedTerms:
+class HelpedTerms(SumTerms):
     """What devices, server and helper must agree on before a sum begins.
 
     >>> terms = HelpedTerms("run", "round 3#1", parties=100, entries=54_000, width=4, depth=19)
@@ -109,15 +98,6 @@ class HelpedTerms:
     (67, True)
     """
 
-    run: str
-    attempt: str
-    """Names one attempt at one sum of the run. A second attempt has another name."""
-    parties: int
-    """How many are asked."""
-    entries: int
-    """Numbers in a vector."""
-    width: int
-    """The bytes of a number: sums are modulo 2^(8·width)."""
     depth: int = NO_NOISE
     """The standard deviation of the helper's noise is 2 to this power; −1: it adds none."""
     least: float = 2 / 3
@@ -127,21 +107,11 @@ class HelpedTerms:
     asks: str = ""
     """A digest of what devices are asked to compute: the helper tells all of them the same; empty: not stated."""
 
+    _magic, _numbers, _with = b"HBH1", struct.Struct("<IIBbdI"), " with a helper"
+
     def __post_init__(self) -> None:
-        if len(self.asks.encode()) > _LONGEST_NAME:
-            raise HomebodyError(f"What a secure sum asks is a digest of at most {_LONGEST_NAME} bytes.")
-        for name in (self.run, self.attempt):
-            if not 0 < len(name.encode()) <= _LONGEST_NAME:
-                raise HomebodyError(f"Run and attempt of a secure sum have names of 1 to {_LONGEST_NAME} bytes.")
-        for count, low, most, what in (
-            (self.parties, 1, 1 << 20, "parties"),
-            (self.entries, 1, (1 << 32) - 1, "numbers in a vector"),
-            (self.width, 1, 8, "bytes in a number"),
-            (self.depth, NO_NOISE, _DEEPEST, "as the power of two of its noise"),
-            (self.people, 0, (1 << 32) - 1, "people"),
-        ):
-            if type(count) is not int or not low <= count <= most:
-                raise HomebodyError(f"A secure sum has {low} to {most:,} {what}, not {count!r}.")
+        depth = (self.depth, NO_NOISE, _DEEPEST, "as the power of two of its noise")
+        self._check(self.asks, depth, (self.people, 0, (1 << 32) - 1, "people"))
         if self.entries * self.width > _MOST_BYTES:
             raise HomebodyError(f"A vector of a secure sum with a helper has at most {_MOST_BYTES:,} bytes.")
         if self.depth >= 8 * self.width - 1:
@@ -156,28 +126,6 @@ class HelpedTerms:
     @property
     def ring(self) -> Ring:
         return Ring(self.width, 1.0, whole=True)
-
-    def encode(self) -> bytes:
-        numbers = _NUMBERS.pack(self.parties, self.entries, self.width, self.depth, self.least, self.people)
-        return b"".join([_TERMS, *(blob(name.encode()) for name in (self.run, self.attempt, self.asks)), numbers])
-
-    @classmethod
-    def decode(cls, body: bytes) -> HelpedTerms:
-        cursor = Unpacker(body, "The description of a secure sum")
-        if cursor.take(4) != _TERMS:
-            raise BadMessage("This is no description of a secure sum with a helper.")
-        try:
-            run, attempt, asks = (cursor.blob().decode() for _ in range(3))
-            numbers = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
-        except UnicodeDecodeError as error:
-            raise BadMessage("A name in the description of a secure sum is no text.") from error
-        cursor.end()
-        parties, entries, width, depth, least, people = numbers
-        return cls(run, attempt, parties, entries, width, depth, least, people, asks)
-
-    @cached_property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -361,21 +309,12 @@ class HelpedSum:
         return terms.ring.subtract(terms.ring.unpack(self._total()), terms.ring.unpack(answer))
 
     def _total(self) -> bytes:
-        """The sum of the masked vectors."""
         if self._stored is not None:
             return self._stored[2]
         total = MaskedSum(self._terms.entries, self._terms.width)
         for _, vector in self._messages.values():
             total.add_packed(vector)
         return total.packed()
-
-
-class Answered(NamedTuple):
-    """What the helper answered in an epoch."""
-
-    set: bytes
-    """A digest of the set that was opened."""
-    answer: bytes
 
 
 def draw_noise(depth: int, entries: int) -> npt.NDArray[np.int64]:
@@ -385,11 +324,10 @@ def draw_noise(depth: int, entries: int) -> npt.NDArray[np.int64]:
 
 
 class Helper:
-    """The helper in one epoch. It opens one set: the same set again gets the same answer, another is refused.
+    """The helper in one epoch. Open one set: the caller stores the answer before it is given, gives it again where the
+    same set is asked about, and refuses another.
 
-    secret: the secret half of the epoch's key. known: whether a key is that of a registered device. before: what was
-    answered in this epoch already. keep: stores an answer before it is given, and returns what is stored, which is an
-    earlier answer if there is one.
+    secret: the secret half of the epoch's key. known: whether a key is that of a registered device.
     """
 
     def __init__(
@@ -397,24 +335,13 @@ class Helper:
         epoch: HelperEpoch,
         secret: bytes,
         known: Callable[[bytes], bool],
-        *,
-        before: Answered | None = None,
-        keep: Callable[[Answered], Answered] = lambda new: new,
         draw: Callable[[int, int], npt.NDArray[np.int64]] = draw_noise,
     ) -> None:
-        self.epoch, self._secret, self._known, self._before = epoch, secret, known, before
-        self._keep, self._draw, self._public = keep, draw, sodium.crypto_scalarmult_base(secret)
+        self.epoch, self._secret, self._known, self._draw = epoch, secret, known, draw
+        self._public = sodium.crypto_scalarmult_base(secret)
 
     def open(self, request: bytes) -> bytes:
         """The sum of the masks of this set, and the noise."""
-        digest = hashlib.sha256(request).digest()
-        if self._before is None:
-            self._before = self._keep(Answered(digest, self._answer(request)))
-        if self._before.set != digest:
-            raise SecondSet("The helper opens one set an epoch, and it has opened another one.")
-        return self._before.answer
-
-    def _answer(self, request: bytes) -> bytes:
         terms, total = self.epoch.terms, MaskedSum(self.epoch.terms.entries, self.epoch.terms.width)
         for key in self._mask_keys(request):
             total.add(key)

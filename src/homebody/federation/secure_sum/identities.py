@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise HomebodyError("A secure sum among devices needs the extra: pip install 'homebody[deploy]'.") from error
 
-__all__ = ["fingerprint_of", "holds", "identity_of", "load_public_key", "new_key", "sign_statement"]
+__all__ = ["fingerprint_of", "holds", "identity_in", "identity_of", "load_public_key", "new_key", "sign_statement"]
 
 
 def identity_of(key: ec.EllipticCurvePublicKey) -> bytes:
@@ -57,6 +57,12 @@ def load_public_key(text: bytes) -> ec.EllipticCurvePublicKey:
     if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)):
         raise HomebodyError("The public key is of another kind than ECDSA P-384.")
     return key
+
+
+@lru_cache(maxsize=4096)
+def identity_in(text: bytes) -> bytes:
+    """As `identity_of`, for a public key as `load_public_key` takes it."""
+    return identity_of(load_public_key(text))
 
 
 def sign_statement(key: ec.EllipticCurvePrivateKey, statement: bytes) -> bytes:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from homebody.errors import HomebodyError
 from homebody.federation.secure_sum import FEWEST, IDENTITY_BYTES, SIGNATURE_BYTES
@@ -37,6 +37,7 @@ __all__ = [
     "Exchange",
     "Listing",
     "RowForm",
+    "SumTerms",
     "Terms",
     "Unpacker",
     "traffic",
@@ -53,8 +54,6 @@ HEAD = struct.Struct("<4sBI")
 OVERHEAD = HEAD.size + SIGNATURE_BYTES
 """Bytes of a signed message beside its content."""
 _LONGEST_NAME = 200
-_NUMBERS = struct.Struct("<IIBddI")
-"""The numbers of a `Terms`."""
 
 
 class BadMessage(HomebodyError):
@@ -132,13 +131,8 @@ def blob(content: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What all parties of an attempt must agree on before it begins.
-
-    >>> terms = Terms("run", "round 3#1", parties=100, entries=54_000, width=3)
-    >>> terms.quorum, Terms.decode(terms.encode()) == terms
-    (67, True)
-    """
+class SumTerms:
+    """What all parties of an attempt must agree on before it begins; `people` and `asks` are the last two fields."""
 
     run: str
     attempt: str
@@ -149,6 +143,61 @@ class Terms:
     """Numbers in a vector."""
     width: int
     """The bytes of a number: sums are modulo 2^(8·width)."""
+
+    _magic: ClassVar[bytes]
+    _numbers: ClassVar[struct.Struct]
+    """The numbers of the terms, in the order of the fields."""
+    _with: ClassVar[str] = ""
+
+    def _check(self, asks: str, *counts: tuple[int, int, int, str]) -> None:
+        """Refuse names that are too long, and numbers out of range. counts: a number, the least, the most, and what."""
+        for name in (self.run, self.attempt):
+            if not 0 < len(name.encode()) <= _LONGEST_NAME:
+                raise HomebodyError(f"Run and attempt of a secure sum have names of 1 to {_LONGEST_NAME} bytes.")
+        if len(asks.encode()) > _LONGEST_NAME:
+            raise HomebodyError(f"What a secure sum asks is a digest of at most {_LONGEST_NAME} bytes.")
+        for count, low, most, what in (
+            (self.parties, 1, 1 << 20, "parties"),
+            (self.entries, 1, (1 << 32) - 1, "numbers in a vector"),
+            (self.width, 1, 8, "bytes in a number"),
+            *counts,
+        ):
+            if type(count) is not int or not low <= count <= most:
+                raise HomebodyError(f"A secure sum has {low} to {most:,} {what}, not {count!r}.")
+
+    def encode(self) -> bytes:
+        run, attempt, *numbers, asks = (getattr(self, spec.name) for spec in fields(self))
+        names = (blob(name.encode()) for name in (run, attempt, asks))
+        return b"".join([self._magic, *names, self._numbers.pack(*numbers)])
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        cursor = Unpacker(body, "The description of a secure sum")
+        if cursor.take(4) != cls._magic:
+            raise BadMessage(f"This is no description of a secure sum{cls._with}.")
+        try:
+            run, attempt, asks = (cursor.blob().decode() for _ in range(3))
+            numbers = cls._numbers.unpack(cursor.take(cls._numbers.size))
+        except UnicodeDecodeError as error:
+            raise BadMessage("A name in the description of a secure sum is no text.") from error
+        cursor.end()
+        values: tuple[Any, ...] = (run, attempt, *numbers, asks)
+        return cls(*values)
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.encode()).digest()
+
+
+@dataclass(frozen=True)
+class Terms(SumTerms):
+    """What the parties of a sum agree on that devices open.
+
+    >>> terms = Terms("run", "round 3#1", parties=100, entries=54_000, width=3)
+    >>> terms.quorum, Terms.decode(terms.encode()) == terms
+    (67, True)
+    """
+
     least: float = 2 / 3
     """The share of the parties that must stay to the end."""
     colluding: float = 0.1
@@ -159,19 +208,10 @@ class Terms:
     """A digest of what every party is asked to work on: parameters, method, stages. Who is asked something else has
     other terms, and signs nothing that holds for these. Empty: not stated."""
 
+    _magic, _numbers = b"HBT1", struct.Struct("<IIBddI")
+
     def __post_init__(self) -> None:
-        for name in (self.run, self.attempt):
-            if not 0 < len(name.encode()) <= _LONGEST_NAME:
-                raise HomebodyError(f"Run and attempt of a secure sum have names of 1 to {_LONGEST_NAME} bytes.")
-        if len(self.asks.encode()) > _LONGEST_NAME:
-            raise HomebodyError(f"What a secure sum asks is a digest of at most {_LONGEST_NAME} bytes.")
-        for count, most, what in (
-            (self.parties, 1 << 20, "parties"),
-            (self.entries, (1 << 32) - 1, "numbers in a vector"),
-            (self.width, 8, "bytes in a number"),
-        ):
-            if type(count) is not int or not 1 <= count <= most:
-                raise HomebodyError(f"A secure sum has 1 to {most:,} {what}, not {count!r}.")
+        self._check(self.asks)
         if type(self.people) is not int or not 0 <= self.people < 1 << 32:
             raise HomebodyError(f"The people of a secure sum are a whole number of 32 bits, not {self.people!r}.")
         check_shares(self.least, self.colluding)
@@ -190,29 +230,6 @@ class Terms:
     def colluders(self) -> int:
         """How many parties may collude with the server."""
         return int(self.colluding * self.parties + 1e-9)
-
-    def encode(self) -> bytes:
-        shares = self.least, self.colluding
-        numbers = _NUMBERS.pack(self.parties, self.entries, self.width, *shares, self.people)
-        names = (blob(name.encode()) for name in (self.run, self.attempt, self.asks))
-        return b"".join([b"HBT1", *names, numbers])
-
-    @classmethod
-    def decode(cls, body: bytes) -> Terms:
-        cursor = Unpacker(body, "The description of a secure sum")
-        if cursor.take(4) != b"HBT1":
-            raise BadMessage("This is no description of a secure sum.")
-        try:
-            run, attempt, asks = (cursor.blob().decode() for _ in range(3))
-            parties, entries, width, least, colluding, people = _NUMBERS.unpack(cursor.take(_NUMBERS.size))
-        except UnicodeDecodeError as error:
-            raise BadMessage("A name in the description of a secure sum is no text.") from error
-        cursor.end()
-        return cls(run, attempt, parties, entries, width, least, colluding, people, asks)
-
-    @cached_property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -235,12 +252,9 @@ class Listing:
     @staticmethod
     def read(terms: Terms, question: bytes) -> tuple[Listing, bytes]:
         """The list at the beginning of a question, and what follows it."""
-        if len(question) < COUNT.size:
-            raise BadMessage("The list of parties ends too early.")
-        end = COUNT.size + LISTED.size * COUNT.unpack_from(question)[0]
-        if end > len(question):
-            raise BadMessage("The list of parties ends too early.")
-        return _listing(terms, question[COUNT.size : end]), question[end:]
+        cursor = Unpacker(question, "The list of parties")
+        body = cursor.take(LISTED.size * cursor.number())
+        return _listing(terms, body), question[COUNT.size + len(body) :]
 
 
 @lru_cache(maxsize=2)
@@ -262,9 +276,8 @@ def _listing(terms: Terms, body: bytes) -> Listing:
 
 def commitment(attempt: bytes, number: int, secret: bytes) -> bytes:
     """A party's commitment to the seed of its own mask, so that a wrong share of it is noticed."""
-    return hashlib.sha256(
-        b"".join([b"homebody secure sum 1, own mask\0", attempt, COUNT.pack(number), secret])
-    ).digest()
+    content = b"".join([b"homebody secure sum 1, own mask\0", attempt, COUNT.pack(number), secret])
+    return hashlib.sha256(content).digest()
 
 
 def numbers_of(body: bytes, what: str) -> tuple[int, ...]:

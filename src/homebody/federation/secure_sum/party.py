@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -70,11 +71,11 @@ class _Answered:
 
 
 class Party:
-    """One device in one attempt at a secure sum. Each exchange is a method: from the server's question to the answer.
+    """One device in one attempt at a secure sum: from the server's question in each exchange to the answer.
 
     A question that breaks the protocol raises `BadMessage` and changes nothing. The same question again gives the same
     bytes; another question in an exchange that is answered is refused. Store `state` before an answer leaves: it holds
-    the secrets of the round, until `open` or `forget` removes them.
+    the secrets of the round, until the last exchange or `forget` removes them.
 
     fewest: with fewer parties this device does not take part. known: the identities of devices that may be parties
     (a roster); None: whoever the server names.
@@ -136,52 +137,38 @@ class Party:
         seed = os.urandom(KEY_BYTES) if seed is None else seed
         return cls(terms, number, key, seed, {}, fewest=fewest, known=known)
 
-    def answer(self, exchange: Exchange, question: bytes, vector: Callable[[], Numbers]) -> bytes:
-        """The answer in any exchange; `vector` is asked for in 'masked' alone."""
-        match exchange:
-            case "keys":
-                return self.keys(question)
-            case "shares":
-                return self.shares(question)
-            case "masked":
-                return self.masked(question, vector)
-            case "survivors":
-                return self.survivors(question)
-            case "open":
-                return self.open(question)
-        raise BadMessage(f"A secure sum has no exchange '{exchange}'.")
-
-    def keys(self, question: bytes = b"") -> bytes:
-        """Two public round keys."""
-
-        def work(secrets: _Secrets) -> bytes:
-            if question:
-                raise BadMessage("The question for round keys is not empty.")
-            return public_half(secrets.seal) + public_half(secrets.mask)
-
-        return self._once("keys", question, work)
-
-    def shares(self, question: bytes) -> bytes:
-        """Shares of both secrets, sealed to each neighbour; checks who takes part."""
-        return self._once("shares", question, lambda secrets: self._shares(secrets, question))
-
-    def masked(self, question: bytes, vector: Callable[[], Numbers]) -> bytes:
-        """This party's vector, masked. `vector` is called once, after the question is checked, and never again: noise
-        in it must be drawn once."""
-        return self._once("masked", question, lambda secrets: self._masked(secrets, question, vector))
-
-    def survivors(self, question: bytes) -> bytes:
-        """A signature of the survivors. This party signs one set."""
-        return self._once("survivors", question, lambda _: self._survivors(question))
-
-    def open(self, question: bytes) -> bytes:
-        """A share of one secret of each neighbour and of one's own, against enough signatures of the survivors.
-
-        Of survivors, a share of the mask that is theirs alone; of the others, of the key that they mask with. The
-        secrets of the round are forgotten with that.
-        """
-        answer = self._once("open", question, lambda secrets: self._open(secrets, question))
-        self.forget()
+    def answer(self, exchange: Exchange, question: bytes, vector: Callable[[], Numbers] | None = None) -> bytes:
+        """The answer in any exchange; `vector` is asked for in 'masked' alone: once, after the question is checked, and
+        never again, since noise in it must be drawn once. This party signs one set of survivors. With the last exchange
+        the secrets of the round are forgotten."""
+        works: dict[Exchange, Callable[[_Secrets, bytes], bytes]] = {
+            "keys": self._keys,
+            "shares": self._shares,
+            "masked": partial(self._masked, vector=vector),
+            "survivors": self._survivors,
+            "open": self._open,
+        }
+        if exchange not in works:
+            raise BadMessage(f"A secure sum has no exchange '{exchange}'.")
+        digest = hashlib.sha256(question).digest()
+        if (known := self._answered.get(exchange)) is not None:
+            if known.digest != digest:
+                raise BadMessage(
+                    f"This device has answered '{exchange}' of this attempt already, to another question: it answers "
+                    "one only."
+                )
+            return known.answer
+        if self._seed is None:
+            raise BadMessage("This device has forgotten the secrets of this attempt: begin another.")
+        place = len(self._answered)
+        if EXCHANGES[place] != exchange:
+            raise BadMessage(f"'{exchange}' is asked for before '{EXCHANGES[place]}' was answered.")
+        content = works[exchange](self._secrets(self._seed), question)
+        listed = b"" if exchange == "keys" else self._listing(question).digest
+        answer = sign(self._key, self.terms, listed, exchange, self.number, content)
+        self._answered[exchange] = _Answered(digest, question, answer)
+        if exchange == "open":
+            self.forget()
         return answer
 
     def forget(self) -> None:
@@ -215,12 +202,8 @@ class Party:
         cursor = Unpacker(state, "The stored state of a secure sum")
         if cursor.take(4) != _STATE:
             raise BadMessage("This is no stored state of a party in a secure sum.")
-        terms, number, identity, seed = (
-            Terms.decode(cursor.blob()),
-            cursor.number(),
-            cursor.take(IDENTITY_BYTES),
-            cursor.blob(),
-        )
+        terms, number = Terms.decode(cursor.blob()), cursor.number()
+        identity, seed = cursor.take(IDENTITY_BYTES), cursor.blob()
         answered: dict[Exchange, _Answered] = {}
         for place in range(cursor.take(1)[0]):
             if cursor.take(1)[0] != place or place >= len(EXCHANGES):
@@ -233,26 +216,6 @@ class Party:
             raise HomebodyError("The stored state of a secure sum is another device's: its key is not this one.")
         return cls(terms, number, key, seed or None, answered, fewest=fewest, known=known)
 
-    def _once(self, exchange: Exchange, question: bytes, work: Callable[[_Secrets], bytes]) -> bytes:
-        digest = hashlib.sha256(question).digest()
-        if (known := self._answered.get(exchange)) is not None:
-            if known.digest != digest:
-                raise BadMessage(
-                    f"This device has answered '{exchange}' of this attempt already, to another question: it answers "
-                    "one only."
-                )
-            return known.answer
-        if self._seed is None:
-            raise BadMessage("This device has forgotten the secrets of this attempt: begin another.")
-        place = len(self._answered)
-        if EXCHANGES[place] != exchange:
-            raise BadMessage(f"'{exchange}' is asked for before '{EXCHANGES[place]}' was answered.")
-        content = work(self._secrets(self._seed))
-        listed = b"" if exchange == "keys" else self._listing(question).digest
-        answer = sign(self._key, self.terms, listed, exchange, self.number, content)
-        self._answered[exchange] = _Answered(digest, question, answer)
-        return answer
-
     def _secrets(self, seed: bytes) -> _Secrets:
         names = ("seal", "mask", "own", "coefficients")
         return _Secrets(*(derive(seed, self.terms.digest, name, self.number, self.number) for name in names))
@@ -261,7 +224,13 @@ class Party:
         known = self._answered.get("shares")
         return Listing.read(self.terms, known.question if known else question)[0]
 
+    def _keys(self, secrets: _Secrets, question: bytes) -> bytes:
+        if question:
+            raise BadMessage("The question for round keys is not empty.")
+        return public_half(secrets.seal) + public_half(secrets.mask)
+
     def _shares(self, secrets: _Secrets, question: bytes) -> bytes:
+        """Shares of both secrets, sealed to each neighbour; checks who takes part."""
         listing, rest = Listing.read(self.terms, question)
         self._check_parties(secrets, listing, rest)
         graph = listing.graph
@@ -273,11 +242,8 @@ class Party:
         for holder, *pair in zip(holders, key_shares, seed_shares, strict=True):
             if holder != self.number:
                 plain = b"".join(share.to_bytes(SHARE_BYTES, "little") for share in pair)
-                rows.append(
-                    SEALED.pack(
-                        holder, self._cipher(secrets, listing, self.number, holder).encrypt(_NONCE, plain, None)
-                    )
-                )
+                box = self._cipher(secrets, listing, self.number, holder).encrypt(_NONCE, plain, None)
+                rows.append(SEALED.pack(holder, box))
         return b"".join(rows)
 
     def _check_parties(self, secrets: _Secrets, listing: Listing, rest: bytes) -> None:
@@ -305,7 +271,8 @@ class Party:
                 if device not in self._known:
                     raise BadMessage(f"Party {number} of the list is a device that the roster does not have.")
 
-    def _masked(self, secrets: _Secrets, question: bytes, vector: Callable[[], Numbers]) -> bytes:
+    def _masked(self, secrets: _Secrets, question: bytes, vector: Callable[[], Numbers] | None) -> bytes:
+        assert vector is not None
         listing = self._listing()
         self._check_roster(listing)  # again: the device may have got one since, and counts on these parties now
         neighbours, threshold = set(listing.graph.neighbours(self.number)), listing.graph.design.threshold
@@ -331,7 +298,7 @@ class Party:
             (total.add if self.number == low else total.subtract)(key)
         return total.packed()
 
-    def _survivors(self, question: bytes) -> bytes:
+    def _survivors(self, _: _Secrets, question: bytes) -> bytes:
         survivors, listing = set(numbers_of(question, "survivors")), self._listing()
         if self.number not in survivors:
             raise BadMessage("The survivors do not include this device, which gave its vector.")
@@ -343,13 +310,15 @@ class Party:
                 f"{self.terms.parties:,} must, and {self._fewest:,} at least."
             )
         neighbours = survivors.intersection(listing.graph.neighbours(self.number))
-        if not neighbours.issubset(self._senders()):
+        if not neighbours.issubset(dict(self._boxes())):
             raise BadMessage("A neighbour survives whose shares did not come.")
         if len(neighbours) + 1 < listing.graph.design.threshold:
             raise BadMessage("Too few neighbours of this device survive: their shares would not open the sum.")
         return hashlib.sha256(question).digest()
 
     def _open(self, secrets: _Secrets, question: bytes) -> bytes:
+        """A share of one secret of each neighbour and of one's own, against enough signatures of the survivors. Of
+        survivors, a share of the mask that is theirs alone; of the others, of the key that they mask with."""
         listing, known = self._listing(), self._answered["survivors"]
         survivors = set(numbers_of(known.question, "survivors"))
         signatures = dict(SIGNED.unpack(question, "signatures of the survivors"))
@@ -375,9 +344,6 @@ class Party:
 
     def _boxes(self) -> list[tuple[int, bytes]]:
         return SEALED.unpack(self._answered["masked"].question, "sealed shares")
-
-    def _senders(self) -> set[int]:
-        return {number for number, _ in self._boxes()}
 
     def _held(self, secrets: _Secrets, listing: Listing, sender: int, box: bytes) -> tuple[bytes, bytes] | None:
         """Shares of the two secrets of this neighbour; None if they cannot be unsealed: then others must suffice."""

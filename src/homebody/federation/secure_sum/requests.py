@@ -17,12 +17,17 @@ try:
 except ImportError as error:
     raise HomebodyError("A secure sum with a helper needs the extra: pip install 'homebody[serve]'.") from error
 
-__all__ = ["OVERHEAD", "BadRequest", "ForgedRequest", "HelperRequest", "open_request", "sign_request"]
+__all__ = ["OVERHEAD", "ROW_BYTES", "BadRequest", "ForgedRequest", "HelperRequest", "open_request", "sign_request"]
 
 Kind = Literal["epoch", "set"]
 _KINDS: tuple[Kind, ...] = ("epoch", "set")
 _MAGIC, _LABEL = b"HBQ1", b"homebody helper request 1\0"
 _HEAD = struct.Struct("<4sB16s32s")
+SEED_BYTES, DIGEST_BYTES = 32, 32
+SEALED_BYTES = SEED_BYTES + 32 + sodium.crypto_sign_BYTES + sodium.crypto_box_SEALBYTES
+"""Seed, the device's key and its signature, sealed."""
+ROW_BYTES = DIGEST_BYTES + SEALED_BYTES
+"""A device in a set: the digest of its masked vector, and what it sealed."""
 OVERHEAD = _HEAD.size + sodium.crypto_sign_BYTES
 """Bytes of a request beside its content."""
 

@@ -114,7 +114,6 @@ class Roster:
 
     @classmethod
     def _decode(cls, content: bytes) -> tuple[Roster, bytes]:
-        """The roster at the beginning, and what follows it."""
         if len(content) > LONGEST:
             raise BadRoster(f"A roster has at most {LONGEST:,} bytes, not {len(content):,}.")
         if not content.startswith(_MAGIC):
@@ -135,16 +134,13 @@ class Roster:
             raise BadRoster("The roster names a device twice, or is not in order.")
         return cls(number, frozenset(listed), run), content[end:]
 
-    def encode(self) -> bytes:
-        """The inverse of `decode`."""
-        return self._content
-
     def signed(self, key: ec.EllipticCurvePrivateKey) -> bytes:
         """The roster with this key's signature, as `read` takes it."""
-        return self._content + sign_statement(key, _LABEL + self._content)
+        return self.content + sign_statement(key, _LABEL + self.content)
 
     @cached_property
-    def _content(self) -> bytes:
+    def content(self) -> bytes:
+        """The inverse of `decode`."""
         run = self.run.encode()
         head = _HEAD.pack(_MAGIC, self.number, len(run), len(self.devices))
         return b"".join([head, run, *sorted(self.devices)])
@@ -153,4 +149,4 @@ class Roster:
     def digest(self) -> str:
         """The digest of the list, by which a device and the server name it (`wire.digest`). The signature is no part of
         it: two signatures of one list are the same roster."""
-        return hashlib.sha256(self._content).hexdigest()[:32]
+        return hashlib.sha256(self.content).hexdigest()[:32]

@@ -63,12 +63,5 @@ def verify(
 
 
 def _statement(terms: Terms, listed: bytes, exchange: Exchange, number: int, digest: bytes) -> bytes:
-    return b"".join(
-        [
-            _LABEL,
-            terms.digest,
-            listed or bytes(DIGEST_BYTES),
-            HEAD.pack(_MAGIC, EXCHANGES.index(exchange), number),
-            digest,
-        ]
-    )
+    head = HEAD.pack(_MAGIC, EXCHANGES.index(exchange), number)
+    return b"".join([_LABEL, terms.digest, listed or bytes(DIGEST_BYTES), head, digest])

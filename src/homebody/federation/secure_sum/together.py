@@ -40,14 +40,13 @@ def add_up(vectors: Sequence[Numbers], width: int, shares: tuple[float, float], 
     parties = [Party.join(terms, number, new_key(), fewest=fewest) for number in range(len(vectors))]
     talking = talk(Collector(terms, {party.number: party.identity for party in parties}))
     asked = next(talking)
+
+    def answer(number: int) -> tuple[int, bytes]:
+        given = partial(vectors.__getitem__, number)
+        return number, parties[number].answer(asked.exchange, asked.question(number), given)
+
     while True:
-        answers = (
-            (
-                number,
-                parties[number].answer(asked.exchange, asked.question(number), partial(vectors.__getitem__, number)),
-            )
-            for number in asked.own
-        )
+        answers = map(answer, asked.own)
         try:
             asked = talking.send(answers)
         except StopIteration as ended:

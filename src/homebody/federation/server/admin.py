@@ -97,33 +97,25 @@ def make(
             make_report_key(folder / "keys")
             if helper_ca is not None:
                 write_new(folder / "keys", {"helper-ca.pem": helper_ca})
-        text = plan.to_toml()
         with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
+            file.write(plan.to_toml())
         try:
             with opened(folder) as (_, records):
-                return _furnish(folder, plan, records, catalogue, schema, hosts)
+                if records.n_items() or records.devices():
+                    raise HomebodyError(
+                        f"{records.database.name} belongs to a server already: give --database another."
+                    )
+                if (folder / plan.database).is_file():
+                    (folder / plan.database).chmod(0o600)
+                records.add_items(catalogue)
+                summary: dict[str, Any] = {"folder": str(folder), "run": plan.run, "items": records.n_items()}
+                if schema.digest:
+                    records.put_features(schema.content)
         except BaseException:
             (folder / FILE).unlink(missing_ok=True)
             raise
-
-
-def _furnish(
-    folder: Path,
-    plan: ServerPlan,
-    records: Records,
-    items: Sequence[tuple[str, str]],
-    schema: FeatureSchema,
-    hosts: Sequence[str],
-) -> dict[str, Any]:
-    if records.n_items() or records.devices():
-        raise HomebodyError(f"{records.database.name} belongs to a server already: give --database another.")
-    if (folder / plan.database).is_file():
-        (folder / plan.database).chmod(0o600)
-    records.add_items(items)
-    summary = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
+    summary["listen"] = plan.listen
     if schema.digest:
-        records.put_features(schema.content)
         summary["features"] = {"people": list(schema.people), "items": list(schema.items)}
     if plan.reports:
         host, _, port = plan.reports.rpartition(":")

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +27,15 @@ import torch
 from homebody.core import Rows, Tree
 from homebody.errors import Abandoned, several
 from homebody.federation import wire
+from homebody.federation.secure_sum.helped import HelpedTerms
 from homebody.federation.secure_sum.messages import FEWEST, Exchange, Terms, Unpacker, blob
 from homebody.federation.server.answers import Answer
-from homebody.federation.server.letters import PAUSE
+from homebody.federation.server.letters import PAUSE, Ask
 from homebody.federation.server.records import StoredSum
 from homebody.federation.task import SumTask, Task
 from homebody.privacy import Channel
 from homebody.privacy.grid import STEPS
-from homebody.privacy.ring import Ring
+from homebody.privacy.ring import Numbers, Ring
 
 if TYPE_CHECKING:
     from homebody.federation.secure_sum.collector import Collector
@@ -40,11 +43,11 @@ if TYPE_CHECKING:
     from homebody.federation.server.records import Records, RegisteredDevice
 
 __all__ = [
-    "Ask",
     "LetterRoute",
     "NothingLeft",
     "ProxyRoute",
     "Route",
+    "SecureRoute",
     "SumRoute",
     "Summed",
     "TooFew",
@@ -61,25 +64,6 @@ SPARE = 0.1
 SHARES: dict[Exchange, float] = {"keys": 0.1, "shares": 0.15, "masked": 0.6, "survivors": 0.5, "open": 1.0}
 """The share of the time that is left which an exchange of a secure sum may take: the work is done in the third."""
 _STORED = "The stored sum"
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One letter to each device concerned, and what is wanted back."""
-
-    task: Task
-    users: list[int]
-    """Whose devices are asked."""
-    needed: int
-    """How many people must answer, in a secure sum how many devices: beyond them, nobody who is away is waited for."""
-    read: Callable[[bytes], Tree] | None = None
-    """What is made of one person's part, where people have parts of their own."""
-    questions: Callable[[int], bytes] | None = None
-    """The question to a device, by its first number, in a secure sum."""
-    share: float = 1.0
-    """How much of the time that is left it may take."""
-    roster: bytes = b""
-    """The signed list of devices that may take part in a secure sum, if the server has one."""
 
 
 Answers = Iterable[tuple["RegisteredDevice", Answer]]
@@ -114,34 +98,32 @@ class NothingLeft(Abandoned):
     """A secure sum ended before any device was asked for its vector: no update left a device."""
 
 
-class Route(Protocol):
+class Route(ABC):
     """A way for updates to come back."""
 
-    proxied: bool
+    proxied = False
 
+    @abstractmethod
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
         """What to ask of whom, until the sum is there; needed: how many people must be in it. `Abandoned` where fewer
         are."""
-        ...
 
     def left(self) -> float:
         """Seconds for which updates can still arrive."""
-        ...
+        return math.inf
 
 
-class LetterRoute:
+@dataclass(frozen=True)
+class LetterRoute(Route):
     """Updates come back in the devices' own letters.
 
     wanted: the shape of each tensor of an update. within: the largest number, and the most rows. clean: what is done
     to an update that passed these checks.
     """
 
-    proxied = False
-
-    def __init__(
-        self, wanted: Mapping[str, wire.Expected], within: tuple[float, int | None], clean: Callable[[Tree], Tree]
-    ) -> None:
-        self._wanted, self._within, self._clean = wanted, within, clean
+    wanted: Mapping[str, wire.Expected]
+    within: tuple[float, int | None]
+    clean: Callable[[Tree], Tree]
 
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
         """Updates are added in the order of people's numbers, in doubles, or exactly where they are whole steps of a
@@ -152,7 +134,7 @@ class LetterRoute:
         if len(updates) < needed:
             raise TooFew(len(updates))
         sums: Tree = {}
-        for name, (shape, size, kind) in self._wanted.items():
+        for name, (shape, size, kind) in self.wanted.items():
             exact = torch.int64 if kind in STEPS else torch.float64
             sums[name] = torch.zeros(shape if size is None else (size, *shape), dtype=exact)
         for number in sorted(updates):
@@ -162,64 +144,61 @@ class LetterRoute:
                     sums[name].index_add_(0, value.index[there], value.value[there].to(sums[name].dtype))
                 else:
                     sums[name] += value
-        kinds = {name: torch.promote_types(form.kind, torch.float32) for name, form in self._wanted.items()}
+        kinds = {name: torch.promote_types(form.kind, torch.float32) for name, form in self.wanted.items()}
         sums = {name: value if value.dtype == torch.int64 else value.to(kinds[name]) for name, value in sums.items()}
         return Summed(sums, len(updates), 0, updates)
 
-    def left(self) -> float:
-        return math.inf
-
     def _read(self, part: bytes) -> Tree:
         """What one person sent, checked and cleaned: nothing that came from a device is used before."""
-        return self._clean(wire.decode_update(part, self._wanted, *self._within))
+        return self.clean(wire.decode_update(part, self.wanted, *self.within))
 
 
-class ProxyRoute:
+@dataclass
+class ProxyRoute(Route):
     """Updates come back as sealed reports through a proxy, in an epoch of the intake's."""
+
+    epochs: Epochs
+    name: str
+    asks: str
+    channel: Channel
+    wanted: Mapping[str, wire.Expected]
+    seconds: float
 
     proxied = True
 
-    def __init__(
-        self,
-        epochs: Epochs,
-        name: str,
-        asks: str,
-        channel: Channel,
-        wanted: Mapping[str, wire.Expected],
-        seconds: float,
-    ) -> None:
-        self._epochs, self._name, self._asks = epochs, name, asks
-        reports, shuffle = channel.facts.reports, channel.facts.shuffle
+    def __post_init__(self) -> None:
+        reports, shuffle = self.channel.facts.reports, self.channel.facts.shuffle
         assert reports is not None
         assert shuffle is not None
         self._k, self._among = reports.k, shuffle.users or 1
-        self._wanted, self._seconds = wanted, seconds
 
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
         """Ask, then wait for the reports of all who said that they had reported, or until the epoch closes. An epoch
         that was closed before the round was cut short is not asked about again."""
         from homebody.federation.envelopes import envelope_bytes
 
-        if (done := self._epochs.closed(self._name)) is not None:
+        if (done := self.epochs.closed(self.name)) is not None:
             return Summed(self._tree(done.counts, needed, len(users)), done.people)
-        self._epoch = self._epochs.open(self._name, self._asks, self._k, self._entries, self._seconds, self._among)
-        self._end = time.monotonic() + self._seconds
-        answers = yield Ask(replace(task, epoch=self._epoch), users, needed, _nothing)
+        self._epoch = self.epochs.open(self.name, self.asks, self._k, self._entries, self.seconds, self._among)
+        self._end = time.monotonic() + self.seconds
+        # A letter says that reports were sent, and nothing else.
+        sent = partial(wire.decode_update, wanted={}, largest=0.0, rows=0)
+        answers = yield Ask(replace(task, epoch=self._epoch), users, needed, sent)
         if (people := sum(len(answer.updates) for _, answer in answers)) < needed:
             raise TooFew(people)
-        while self._epochs.arrived(self._name) < self._k * people and self.left() > 0:
+        while self.epochs.arrived(self.name) < self._k * people and self.left() > 0:
             time.sleep(PAUSE)
-        done = self._epochs.close(self._name, people)
+        done = self.epochs.close(self.name, people)
         # As if each person had a message of their own: how many share a device is not told.
         return Summed(self._tree(done.counts, needed, len(users)), people, people * envelope_bytes(self._k))
 
     def left(self) -> float:
         """By the wall clock, which devices and proxies are told; and no longer than planned, should it be set back."""
-        return min(self._epochs.left(self._epoch), self._end - time.monotonic())
+        return min(self.epochs.left(self._epoch), self._end - time.monotonic())
 
     @property
     def _entries(self) -> int:
-        return sum(_size(form) for form in self._wanted.values()) // 2
+        return sum(_size(form) for form in self.wanted.values()) // 2
 
     def _tree(self, counts: npt.NDArray[np.int64], needed: int, asked: int) -> Tree:
         """The inverse of `wire.report_numbers` for counts. Refused where too few arrived, or far more than the people
@@ -239,55 +218,108 @@ class ProxyRoute:
                 "accepts too many reports from someone, or forges reports."
             )
         tree, start = {}, 0
-        for name, form in sorted(self._wanted.items()):
+        for name, form in sorted(self.wanted.items()):
             end = start + _size(form)
             tree[name] = torch.from_numpy(counts[start:end].astype(np.float32))
             start = end
         return tree
 
 
-class SumRoute:
-    """Updates come back as one sum that devices have masked: a party is a device, its people added up.
+@dataclass(frozen=True)
+class SecureRoute(Route):
+    """Updates come back as one sum of masked vectors: a party is a device, its people added up.
 
-    How far the attempt is, is stored before each question. After a kill the same is asked again, and devices answer the
-    same; once the sum is open, nobody is asked any more.
+    How far the attempt is, is stored before each question. After a kill the same is asked again, and whoever is asked
+    answers the same; once the sum is open, nobody is asked any more.
 
     asks: a digest of what letters ask, which the terms hold: devices take part only with others that were asked the
     same. devices: all that are registered. blame: refuses an answer of the device of this first number, and says why.
-    roster: the signed list of devices that may take part; empty: the server has none.
     """
 
-    proxied = False
+    records: Records
+    attempt: str
+    asks: str
+    channel: Channel
+    wanted: Mapping[str, wire.Expected]
+    devices: Sequence[RegisteredDevice]
+    blame: Callable[[int, str], None]
 
-    def __init__(
-        self,
-        records: Records,
-        attempt: str,
-        asks: str,
-        channel: Channel,
-        wanted: Mapping[str, wire.Expected],
-        devices: Sequence[RegisteredDevice],
-        blame: Callable[[int, str], None],
-        roster: bytes = b"",
-    ) -> None:
-        self._records, self._attempt, self._devices, self._blame = records, attempt, devices, blame
-        self._asks = asks
-        self._channel, self._shapes = channel, {name: form.shape for name, form in wanted.items()}
-        self._entries = sum(math.prod(shape) for shape in self._shapes.values())
-        self._roster = roster
+    form: ClassVar[type[Terms | HelpedTerms]]
 
-    def left(self) -> float:
-        return math.inf
+    @abstractmethod
+    def terms_in(self, state: bytes) -> Terms | HelpedTerms:
+        """The terms of an attempt in this state."""
+
+    @abstractmethod
+    def ring(self, terms: Terms | HelpedTerms) -> Ring:
+        """The whole numbers of an attempt."""
+
+    @cached_property
+    def entries(self) -> int:
+        return sum(math.prod(form.shape) for form in self.wanted.values())
+
+    def stored(self, task: Task) -> StoredSum:
+        """How far this attempt is. One that asked something else is not gone on with: measurements are charged whenever
+        they are asked for, and a round is tried under another name, which is charged too."""
+        stored = self.records.sum(self.attempt) or StoredSum({}, None, None)
+        if stored.state is not None:
+            terms = self.terms_in(stored.state)
+        elif stored.result is not None:
+            terms = self.terms_of(stored.result)
+        else:
+            return stored
+        if terms.asks == self.asks:
+            return stored
+        if task.do == "train":
+            raise Abandoned("The attempt that was cut short asked something else.")
+        return StoredSum({}, None, None)
+
+    def terms_of(self, result: bytes) -> Terms | HelpedTerms:
+        return self.form.decode(Unpacker(result, _STORED).blob())
+
+    def refuse_few(self, theirs: Mapping[int, Sequence[int]]) -> None:
+        if len(theirs) < FEWEST:
+            raise Abandoned(
+                f"The people of this round are on {several(len(theirs), 'device')}, and a secure sum needs {FEWEST} at "
+                "least: ask more people a round (--cohort), or register more devices."
+            )
+
+    def opened(self, people: Mapping[int, int], terms: Terms | HelpedTerms, numbers: Numbers) -> Summed:
+        """The sum, once it is stored: how many people of each device are in it, its terms, its numbers."""
+        result = blob(terms.encode()) + self.ring(terms).pack(numbers)
+        self.records.put_sum(self.attempt, people, None, result)
+        return self.summed(people, result)
+
+    def summed(self, people: Mapping[int, int], result: bytes) -> Summed:
+        """A sum as it was stored."""
+        content = Unpacker(result, _STORED)
+        ring = self.ring(self.form.decode(content.blob()))
+        numbers = ring.unpack(content.take(self.entries * ring.width))
+        return Summed(
+            ring.decode(numbers, {name: form.shape for name, form in self.wanted.items()}), sum(people.values())
+        )
+
+
+@dataclass(frozen=True)
+class SumRoute(SecureRoute):
+    """Devices open their sum between them. roster: the signed list of devices that may take part; empty: the server has
+    none."""
+
+    roster: bytes = b""
+
+    form = Terms
 
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
-        people, state, result = self._stored(task)
+        from homebody.federation.server.rosters import read_roster
+
+        people, state, result = self.stored(task)
         if result is not None:
-            return self._opened(people, result)
-        theirs = by_device(self._devices, users)
+            return self.summed(people, result)
+        theirs = by_device(self.devices, users)
         collector = self._collector(task.run, theirs, state)
-        named = self._named()
+        named = read_roster(self.roster).digest if self.roster else ""
         while (asked := collector.ask()) is not None:
-            self._records.put_sum(self._attempt, people, collector.state(), None)
+            self.records.put_sum(self.attempt, people, collector.state(), None)
             gave, known = dict[int, int](), set(collector.faults)
             whom = [user for first in asked.own for user in theirs.get(first, ())]
             answers = yield Ask(
@@ -296,7 +328,7 @@ class SumRoute:
                 asked.needed,
                 questions=asked.question,
                 share=SHARES[asked.exchange],
-                roster=self._roster,
+                roster=self.roster,
             )
             try:
                 collector.take(sent_by_devices(answers, theirs, gave))
@@ -304,35 +336,26 @@ class SumRoute:
                 raise NothingLeft(str(error)) if asked.exchange in ("keys", "shares") else error from None
             finally:
                 for first in collector.faults.keys() - known:
-                    self._blame(first, collector.faults[first])
+                    self.blame(first, collector.faults[first])
             if asked.exchange == "masked":
                 people = {first: gave[first] for first in collector.survivors}
                 if sum(people.values()) < needed:
                     raise TooFew(sum(people.values()))
         assert collector.result is not None
-        result = blob(collector.terms.encode()) + self._ring(collector.terms).pack(collector.result.numbers)
-        self._records.put_sum(self._attempt, people, None, result)
-        return self._opened(people, result)
+        return self.opened(people, collector.terms, collector.result.numbers)
 
-    def _stored(self, task: Task) -> StoredSum:
-        """How far this attempt is. One that asked something else is not gone on with: measurements are charged whenever
-        they are asked for, and a round is tried under another name, which is charged too."""
+    def summed(self, people: Mapping[int, int], result: bytes) -> Summed:
+        parties = self.terms_of(result).parties
+        return replace(super().summed(people, result), shares=len(people), parties=parties)
+
+    def ring(self, terms: Terms | HelpedTerms) -> Ring:
+        """After a restart others may be there than those whom the terms are about."""
+        return self.channel.among(terms.parties).ring(self.entries, terms.people)
+
+    def terms_in(self, state: bytes) -> Terms:
         from homebody.federation.secure_sum.collector import Collector
 
-        people, state, result = self._records.sum(self._attempt) or StoredSum({}, None, None)
-        if state is not None and Collector.of_state(state).terms.asks == self._asks:
-            return StoredSum(people, state, None)
-        if result is not None and Terms.decode(Unpacker(result, _STORED).blob()).asks == self._asks:
-            return StoredSum(people, None, result)
-        if (state or result) and task.do == "train":
-            raise Abandoned("The attempt that was cut short asked something else.")
-        return StoredSum({}, None, None)
-
-    def _named(self) -> str:
-        """The digest by which letters name the roster."""
-        from homebody.federation.server.rosters import read_roster
-
-        return read_roster(self._roster).digest if self._roster else ""
+        return Collector.of_state(state).terms
 
     def _collector(self, run: str, theirs: Mapping[int, Sequence[int]], state: bytes | None) -> Collector:
         from homebody.federation.flower.protocol import load_public
@@ -341,29 +364,13 @@ class SumRoute:
 
         if state is not None:
             return Collector.of_state(state)
-        if len(theirs) < FEWEST:
-            raise Abandoned(
-                f"The people of this round are on {several(len(theirs), 'device')}, and a secure sum needs {FEWEST} at "
-                "least: ask more people a round (--cohort), or register more devices."
-            )
-        assert self._channel.facts.sum is not None
+        self.refuse_few(theirs)
+        assert self.channel.facts.sum is not None
         people = sum(map(len, theirs.values()))
-        sizes = (len(theirs), self._entries, self._channel.ring(self._entries, people).width)
-        terms = Terms(run, self._attempt, *sizes, *self._channel.facts.sum.shares, people, self._asks)
-        keys = {device.first: device.public_key for device in self._devices}
+        sizes = (len(theirs), self.entries, self.channel.ring(self.entries, people).width)
+        terms = Terms(run, self.attempt, *sizes, *self.channel.facts.sum.shares, people, self.asks)
+        keys = {device.first: device.public_key for device in self.devices}
         return Collector(terms, {first: identity_of(load_public(keys[first])) for first in theirs})
-
-    def _opened(self, people: Mapping[int, int], result: bytes) -> Summed:
-        content = Unpacker(result, _STORED)
-        terms = Terms.decode(content.blob())
-        ring = self._ring(terms)
-        numbers = ring.unpack(content.take(self._entries * ring.width))
-        tree = ring.decode(numbers, self._shapes)
-        return Summed(tree, sum(people.values()), shares=len(people), parties=terms.parties)
-
-    def _ring(self, terms: Terms) -> Ring:
-        """The whole numbers of an attempt. After a restart others may be there than those whom its terms are about."""
-        return self._channel.among(terms.parties).ring(self._entries, terms.people)
 
 
 def by_device(devices: Sequence[RegisteredDevice], users: Iterable[int]) -> dict[int, list[int]]:
@@ -383,11 +390,6 @@ def sent_by_devices(
             there = set(answer.people) - answer.declined  # whoever opted out on the way was not asked for it
             gave[device.first] = sum(user in there for user in theirs.get(device.first, ()))
             yield device.first, answer.message
-
-
-def _nothing(part: bytes) -> Tree:
-    """A letter says that reports were sent, and nothing else."""
-    return wire.decode_update(part, {}, 0.0, 0)
 
 
 def _size(form: wire.Expected) -> int:

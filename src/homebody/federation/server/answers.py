@@ -87,7 +87,9 @@ def read(
         if letter is not None and header.get("to") != letter:
             raise wire.Malformed("an answer to another letter")
         if "refused" in header:
-            return Answer(refused=_text(header["refused"], LONGEST_REFUSAL))
+            if type(header["refused"]) is not str or len(header["refused"]) > LONGEST_REFUSAL:
+                raise wire.Malformed("The answer refuses in something else than a sentence.")
+            return Answer(refused=header["refused"])
         slots, items, holds = header.get("people"), header.get("items"), header.get("holds")
         if not _numbers(slots) or type(items) is not int or not 0 <= items < MOST_ITEMS or not _names(holds):
             raise wire.Malformed("its answer does not say who it is")
@@ -155,9 +157,3 @@ def _number(name: str) -> int:
     """The person's number in the name of a part. Only one spelling is valid, so nobody is there twice."""
     plain = name.isascii() and name.isdecimal() and len(name) < 19
     return int(name) if plain and str(int(name)) == name else -1
-
-
-def _text(said: Any, longest: int) -> str:
-    if type(said) is not str or len(said) > longest:
-        raise wire.Malformed("The answer refuses in something else than a sentence.")
-    return said

@@ -123,7 +123,9 @@ class Epochs:
             self._forget()
             public, secret = epoch_keys()
             identity = os.urandom(EPOCH_BYTES)
-            self._keep(identity, secret)
+            # On the disk before anybody learns the public half: what is sealed to it must be opened after a kill too.
+            self._keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_synced(self._file(identity), secret)
             (place,) = self._db.one("SELECT COALESCE(MAX(place), 0) + 1 FROM epoch")
             closes = int(self._clock() + seconds) + 1
             new = EpochRecord(identity, public, asks, k, entries, among, closes, name, 0, None)
@@ -252,8 +254,3 @@ class Epochs:
 
     def _file(self, identity: bytes) -> Path:
         return self._keys / f"{identity.hex()}.key"
-
-    def _keep(self, identity: bytes, secret: bytes) -> None:
-        """On the disk before anybody learns the public half: what is sealed to it must be opened after a kill too."""
-        self._keys.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_synced(self._file(identity), secret)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import sys
 import threading
-import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,8 @@ from homebody.errors import HomebodyError, Unavailable
 from homebody.federation.envelopes import EPOCH_BYTES, REPORT_BYTES, envelope_bytes, named_sender, unseal_reports
 from homebody.federation.server.epochs import Added, EpochRecord, Epochs, Over
 from homebody.federation.server.monitor import counters
-from homebody.federation.server.records import FILE, Records, database_in
+from homebody.federation.server.plan import ServerPlan
+from homebody.federation.server.records import Records
 from homebody.federation.service import web
 from homebody.federation.service.logs import follow_parent, log
 
@@ -43,27 +44,6 @@ SLICE = 256
 TELL_SECONDS = 1.0
 """Between two writes of the counts of refused requests."""
 _UNREADABLE = 2**32 - 1
-
-
-class IntakePlan(NamedTuple):
-    """Where the intake listens, and what it writes to."""
-
-    host: str
-    port: int
-    tls: bool
-    database: Path | str
-
-    @classmethod
-    def read(cls, folder: Path) -> IntakePlan:
-        """From the plan, which was checked when the server was started."""
-        try:
-            plan = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise HomebodyError(f"The server's plan {folder / FILE} cannot be read: {error}.") from error
-        host, _, port = str(plan.get("reports", "")).rpartition(":")
-        if not host:
-            raise HomebodyError(f"The server in {folder} takes in no reports: its plan names no address for them.")
-        return cls(host.strip("[]"), int(port), bool(plan.get("tls", True)), database_in(folder, plan["database"]))
 
 
 class Intake:
@@ -128,11 +108,7 @@ class Intake:
             ) from error
 
     def _epoch(self, text: str) -> web.Response:
-        try:
-            identity = bytes.fromhex(text) if len(text) == 2 * EPOCH_BYTES else b""
-        except ValueError:
-            identity = b""
-        epoch = self._known(identity)
+        epoch = self._known(bytes.fromhex(text) if re.fullmatch("[0-9a-fA-F]{32}", text) else b"")
         if not self._epochs.takes(epoch):
             raise _closed()
         return web.answer(200, epoch.to_json())
@@ -230,12 +206,18 @@ def main(given: list[str] | None = None) -> None:
     asked = parser.parse_args(given)
     os.umask(0o077)
     try:
-        place = IntakePlan.read(asked.folder)
-        listening = web.listen(place.host, place.port)
-        intake = Intake(Epochs(Records(connect(place.database, what="server's database")), asked.folder))
+        plan = ServerPlan.read(asked.folder)
+        if not plan.reports:
+            raise HomebodyError(
+                f"The server in {asked.folder} takes in no reports: its plan names no address for them."
+            )
+        host, _, port = plan.reports.rpartition(":")
+        listening = web.listen(host.strip("[]"), int(port))
+        records = Records(connect(plan.database_in(asked.folder), what="server's database"))
+        intake = Intake(Epochs(records, asked.folder))
         if asked.follow_parent:
             follow_parent(intake.end)
-        web.serve(intake.app(), listening, asked.folder / "keys" if place.tls else None, intake.count)
+        web.serve(intake.app(), listening, asked.folder / "keys" if plan.tls else None, intake.count)
     except Unavailable as error:
         log("intake interrupted", reason=str(error))
         sys.exit(75)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from homebody.federation.flower.link import Link
     from homebody.federation.server.records import Records, RegisteredDevice
 
-__all__ = ["PAUSE", "Correspondence", "Node", "resting"]
+__all__ = ["PAUSE", "Ask", "Correspondence", "Node", "resting"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
@@ -74,6 +74,25 @@ class Node:
     holds: set[str] = field(default_factory=set)
     lacks: str = ""
     """What it said last that it must receive first."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One letter to each device concerned, and what is wanted back."""
+
+    task: Task
+    users: list[int]
+    """Whose devices are asked."""
+    needed: int
+    """How many people must answer, in a secure sum how many devices: beyond them, nobody who is away is waited for."""
+    read: Callable[[bytes], Tree] | None = None
+    """What is made of one person's part, where people have parts of their own."""
+    questions: Callable[[int], bytes] | None = None
+    """The question to a device, by its first number, in a secure sum."""
+    share: float = 1.0
+    """How much of the time that is left it may take."""
+    roster: bytes = b""
+    """The signed list of devices that may take part in a secure sum, if the server has one."""
 
 
 class Correspondence:
@@ -150,35 +169,27 @@ class Correspondence:
 
     def letters(
         self,
-        task: Task,
+        asked: Ask,
         shared: bytes,
-        users: list[int],
         end: float,
         *,
         schema: bytes = b"",
         only: set[int] | None = None,
         traffic: list[int] | None = None,
-        update: Callable[[bytes], Tree] | None = None,
-        needed: int = 0,
-        questions: Callable[[int], bytes] | None = None,
-        roster: bytes = b"",
     ) -> Iterator[tuple[RegisteredDevice, Answer]]:
         """Write to everyone concerned, and give the answers as they come, until the deadline.
 
-        schema: the task's features, for whoever does not hold them. update: reads what one person sends.
-        questions: what an exchange of a secure sum asks of a device, by its first number. roster: the devices that may
-        take part in it, for whoever lacks that.
-        needed: how many people must answer, in a secure sum how many devices. A device that is away is given up soon if
-        there are enough others.
-        Otherwise it is waited for until the deadline: a round that is given up has been charged, and is charged again.
+        schema: the task's features, for whoever does not hold them. A device that is away is given up soon if there are
+        enough others. Otherwise it is waited for until the deadline: a round that is given up has been charged, and is
+        charged again.
         """
-        task = replace(task, shared=wire.digest(shared))
+        task, questions = replace(asked.task, shared=wire.digest(shared)), asked.questions
         traffic = [0, 0] if traffic is None else traffic
         self.declined = set()
-        where = self.homes(users, only)
+        where = self.homes(asked.users, only)
         waiting: dict[str, int] = {}
         digests: dict[int, str] = {}
-        asked, lost, answered = dict.fromkeys(where, 0), dict.fromkeys(where, 0), 0
+        written, lost, answered = dict.fromkeys(where, 0), dict.fromkeys(where, 0), 0
         gone: dict[int, tuple[float, str]] = {}
         most = MOST_LETTERS + task.n_items // ITEMS_AT_ONCE
         weights = {node: len(theirs) if questions is None else 1 for node, theirs in where.items()}
@@ -186,7 +197,7 @@ class Correspondence:
         def write(nodes: Collection[int]) -> None:
             letters = {}
             for node in nodes:
-                state, asked[node] = self.known[node], asked[node] + 1
+                state, written[node] = self.known[node], written[node] + 1
                 lacking = min(ITEMS_AT_ONCE, task.n_items - state.items)
                 news = self._records.items(state.items)[:lacking] if lacking > 0 else []
                 parts = {"items": json.dumps([state.items, list(news)]).encode()} if news else {}
@@ -197,8 +208,8 @@ class Correspondence:
                 if questions is not None:
                     parts[wire.QUESTION] = questions(state.device.first)
                 # Devices that were given no key to check it with never ask for it.
-                if roster and state.lacks == wire.ROSTER:
-                    parts[wire.ROSTER] = roster
+                if asked.roster and state.lacks == wire.ROSTER:
+                    parts[wire.ROSTER] = asked.roster
                 header = replace(task, first=state.device.first, people=where[node]).header()
                 letters[node] = (task.kind, wire.encode_letter(header, parts))
                 digests[node] = wire.digest(letters[node][1])
@@ -212,7 +223,7 @@ class Correspondence:
         while (waiting or gone) and (left := end - time.monotonic()) > 0:
             if gone:
                 possible = answered + sum(weights[node] for node in {*waiting.values(), *gone})
-                self._ask_again(gone, lost, write, weights, possible - needed)
+                self._ask_again(gone, lost, write, weights, possible - asked.needed)
             if not waiting:
                 time.sleep(min(left, PAUSE))
                 continue
@@ -226,7 +237,7 @@ class Correspondence:
                 traffic[0] += len(reply.body)
                 device = self.known[node].device
                 try:
-                    about = (digests[node], where[node], update)
+                    about = (digests[node], where[node], asked.read)
                     answer = answers.read(reply.body, device, *about, summed=questions is not None)
                 except wire.Malformed as error:
                     self.refuse(node, error, where[node])
@@ -245,7 +256,7 @@ class Correspondence:
                     if answer.faults:
                         self.refuse(node, next(iter(answer.faults.values())), answer.faults)
                     yield device, answer
-                elif asked[node] < most:
+                elif written[node] < most:
                     write([node])
                 else:
                     self.refuse(node, wire.Malformed("it lacks what it was given"), where[node])

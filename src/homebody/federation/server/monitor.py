@@ -38,13 +38,8 @@ class _Sum:
     """The last round that was measured."""
 
     def plus(self, line: dict[str, Any]) -> _Sum:
-        return _Sum(
-            self.rounds + 1,
-            self.bytes_up + line["bytes_up"],
-            self.bytes_down + line["bytes_down"],
-            line,
-            line if line["metrics"] else self.measured,
-        )
+        up, down = self.bytes_up + line["bytes_up"], self.bytes_down + line["bytes_down"]
+        return _Sum(self.rounds + 1, up, down, line, line if line["metrics"] else self.measured)
 
 
 class RoundSums:

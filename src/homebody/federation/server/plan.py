@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import LONGEST, MOST_INTERACTIONS
-from homebody.federation.server.records import FILE, Records, database_in
-from homebody.federation.service.text import URL, is_loopback, split_address
+from homebody.federation.server.records import Records
+from homebody.federation.service.text import check_proxy, is_loopback, split_address
 from homebody.files import read_settings
 from homebody.recipe import Recipe
 from homebody.settings import setting
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE", "NOBODY_PUBLIC", "ServerPlan", "opened"]
 
+FILE = "server.toml"
+"""The plan in a server's folder."""
 SCHEMA_VERSION = 1
 option = partial(setting, panel="Options")
 """A setting that is an option of `homebody server init`; others are only in the file."""
@@ -100,7 +103,7 @@ class ServerPlan:
             if not getattr(self, name).strip():
                 raise HomebodyError(f"The server's {name} is empty: give a name.")
         if self.helper:
-            _check_helper(self.helper)
+            check_proxy(self.helper, "A helper")
         if self.metrics and not is_loopback(self.metrics.rpartition(":")[0].strip("[]")):
             raise HomebodyError(
                 f"/metrics on {self.metrics} could be read by anybody: serve it on 127.0.0.1, and ask through a proxy."
@@ -247,7 +250,15 @@ class ServerPlan:
         }
 
     def database_in(self, folder: Path) -> Path | str:
-        return database_in(folder, self.database)
+        """The database to connect to: a file in the folder, an address, or env:NAME for what the environment has."""
+        if self.database.startswith("env:"):
+            name = self.database.removeprefix("env:")
+            if not os.environ.get(name):
+                raise HomebodyError(
+                    f"The server's database is given by the environment variable {name}, which is not set."
+                )
+            return os.environ[name]
+        return self.database if "://" in self.database else folder / self.database
 
     def to_toml(self) -> str:
         return settings.to_toml(self, SCHEMA_VERSION)
@@ -272,14 +283,6 @@ def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
     plan = ServerPlan.read(folder)
     with closing(connect(plan.database_in(folder), what="server's database")) as database:
         yield plan, Records(database)
-
-
-def _check_helper(url: str) -> None:
-    address = URL.fullmatch(url)
-    if not address or (address["port"] and not 0 < int(address["port"]) < 65536):
-        raise HomebodyError(f"A helper's address must be https://HOST:PORT, not '{url}'.")
-    if address["scheme"] == "http" and not is_loopback(address["host"]):
-        raise HomebodyError(f"A helper on another machine is reached by https://, not '{url}'.")
 
 
 def _recipe(values: Any) -> Recipe:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from homebody.errors import HomebodyError
@@ -24,17 +22,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPONENT",
-    "FILE",
     "Records",
     "RegisteredDevice",
     "RegisteredProxy",
     "StoredSum",
     "check_text",
-    "database_in",
 ]
 
-FILE = "server.toml"
-"""The plan in a server's folder."""
 COMPONENT = "server's database"
 KEPT = 2
 """Checkpoints: the last, and the one before it in case a disk damages the last."""
@@ -267,14 +261,13 @@ class Records:
         """Write down whom a round is with, before it is charged: after a kill it is with the same people."""
         import numpy as np
 
-        columns = "release, users, sampling, size, population"
-        users = np.asarray(cohort.users, dtype="<i8").tobytes()
-        row = (release, users, cohort.sampling, cohort.size, cohort.population)
+        row: dict[str, Any] = {name: getattr(cohort, name) for name in ("sampling", "size", "population")}
+        row["users"] = np.asarray(cohort.users, dtype="<i8").tobytes()
         with self.database.transaction():
-            before = self.database.one(f"SELECT {columns} FROM open_round WHERE release = ?", release)
+            before = self.database.one(f"SELECT {', '.join(row)} FROM open_round WHERE release = ?", release)
             if before is None:
-                self.database.execute(f"INSERT INTO open_round ({columns}) VALUES (?, ?, ?, ?, ?)", row)
-            elif tuple(before) != row:
+                self.database.put("open_round", release=release, **row)
+            elif tuple(before) != tuple(row.values()):
                 raise HomebodyError(f"The round {release} is open with another cohort; go on with that one.")
 
     def opened(self, release: str) -> Cohort | None:
@@ -288,10 +281,6 @@ class Records:
             return None
         users, sampling, size, population = row
         return Cohort(np.frombuffer(users, dtype="<i8").astype(np.int64), sampling, size, population)
-
-    def begin_sum(self, attempt: str) -> None:
-        """Note that an attempt at a secure sum begins: until `put_sum`, nobody was asked."""
-        self.put_sum(attempt, {}, None, None)
 
     def put_sum(self, attempt: str, people: Mapping[int, int], state: bytes | None, result: bytes | None) -> None:
         """Keep how far an attempt at a secure sum is, in place of every other attempt: its state, or its result; or
@@ -436,16 +425,6 @@ class Records:
 
     def _number(self, query: str, *parameters: object) -> int:
         return int(self.database.one(query, *parameters)[0])
-
-
-def database_in(folder: Path, named: str) -> Path | str:
-    """The database to connect to: a file in the folder, an address, or env:NAME for one that the environment holds."""
-    if named.startswith("env:"):
-        name = named.removeprefix("env:")
-        if not os.environ.get(name):
-            raise HomebodyError(f"The server's database is given by the environment variable {name}, which is not set.")
-        return os.environ[name]
-    return named if "://" in named else folder / named
 
 
 def now() -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from homebody.errors import HomebodyError
-from homebody.federation.secure_sum.identities import identity_of, load_public_key
+from homebody.federation.secure_sum.identities import identity_in
 from homebody.federation.secure_sum.roster import Roster
 from homebody.federation.server.records import Records, RegisteredDevice
 
-__all__ = ["device_identity", "put_roster", "read_roster", "stored_roster", "unlisted"]
+__all__ = ["put_roster", "read_roster", "stored_roster", "unlisted"]
 
 
 def put_roster(records: Records, content: bytes) -> Roster:
@@ -43,13 +43,4 @@ def read_roster(content: bytes) -> Roster:
 
 def unlisted(roster: Roster, devices: list[RegisteredDevice]) -> list[RegisteredDevice]:
     """Devices that may take part and are not in the roster: no device that checks it would take part with them."""
-    return [each for each in devices if not each.removed and device_identity(each) not in roster.devices]
-
-
-def device_identity(device: RegisteredDevice) -> bytes:
-    return _identity(bytes(device.public_key))
-
-
-@lru_cache(maxsize=4096)
-def _identity(public_key: bytes) -> bytes:
-    return identity_of(load_public_key(public_key))
+    return [each for each in devices if not each.removed and identity_in(bytes(each.public_key)) not in roster.devices]

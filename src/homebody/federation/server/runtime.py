@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ from homebody.federation.server.aggregate import (
     largest,
 )
 from homebody.federation.server.helped import HelpedRoute
-from homebody.federation.server.letters import PAUSE, Correspondence
+from homebody.federation.server.letters import PAUSE, Ask, Correspondence
 from homebody.federation.server.plan import NOBODY_PUBLIC, ServerPlan
 from homebody.federation.task import Task, asks, measuring, metric_names, telemetry
 from homebody.privacy import Channel, Charge
@@ -172,7 +173,7 @@ class Flower:
             self._give_up(reason="it would ask something else now" if other else "what devices added up is not stored")
             return self.open(release, cohort, shared)
         if before is None and self._adds_up:
-            self._records.begin_sum(self._sum_attempt())
+            self._records.put_sum(self._sum_attempt(), {}, None, None)
         if before is None:
             self._records.note("opened", f"{name} {asks}")
             self._records.open_round(name, cohort)
@@ -201,7 +202,7 @@ class Flower:
             return
         self._log("begun again", release=name, reason=reason)
         self._records.note("unsent", f"{name} {tries}")
-        self._records.begin_sum(self._sum_attempt())
+        self._records.put_sum(self._sum_attempt(), {}, None, None)
         self._records.count("sums_begun_again")
 
     def _unsent(self) -> int:
@@ -215,11 +216,10 @@ class Flower:
         return f"{name if '#' in name else f'{name}#1'}.{tries + 1}" if tries else name
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
-        wanted = wire.expected(method, shared, self.catalogue)
-        within = bounds(method.uplink, self._plan.largest)
-        task = self._task("train", step, rng)
+        wanted, within = wire.expected(method, shared, self.catalogue), bounds(method.uplink, self._plan.largest)
+        plain = LetterRoute(wanted, within, method.uplink.bounded)
         try:
-            got = self._ask(method, shared, task, cohort.users.tolist(), wanted, within, _as_it_is)
+            got = self._ask(method, shared, self._task("train", step, rng), cohort.users.tolist(), plain)
         except NothingLeft as error:
             self._begin_again(str(error))
             raise
@@ -236,22 +236,13 @@ class Flower:
 
         return Collected(total, got.up, got.down, answered=got.summed.answered, spoiled=spoiled)
 
-    def _ask(
-        self,
-        method: Method,
-        shared: Tree,
-        task: Task,
-        users: list[int],
-        wanted: Mapping[str, wire.Expected],
-        within: tuple[float, int | None],
-        clean: Callable[[Tree], Tree],
-    ) -> _Answers:
+    def _ask(self, method: Method, shared: Tree, task: Task, users: list[int], plain: LetterRoute) -> _Answers:
         """Ask these people, and sum what comes back; `Abandoned` where too few answer.
 
-        wanted, within: what an update must look like. clean: applied to each, before the channel's own bounds.
+        plain: the way back where the channel has no other.
         """
         body = wire.encode_tree(shared, half=self._plan.half)
-        route = self._route(method, task, users, wanted, within, clean, wire.digest(body))
+        route = self._route(method, task, users, plain, wire.digest(body))
         needed, traffic = max(1, math.ceil(self._plan.quorum * len(users))), [0, 0]
         talk = route.talk(task, users, needed)
         try:
@@ -263,18 +254,8 @@ class Flower:
                     end = time.monotonic() + min(self._plan.deadline, route.left())
                     self._await(users, needed, end)
                 now = time.monotonic()
-                answers = self._letters.letters(
-                    asked.task,
-                    body,
-                    asked.users,
-                    now + asked.share * (end - now),
-                    schema=self._schema.content,
-                    traffic=traffic,
-                    update=asked.read,
-                    needed=asked.needed,
-                    questions=asked.questions,
-                    roster=asked.roster,
-                )
+                until = now + asked.share * (end - now)
+                answers = self._letters.letters(asked, body, until, schema=self._schema.content, traffic=traffic)
         except StopIteration as done:
             summed: Summed = done.value
             channel = self._fitted(method, users)
@@ -288,18 +269,9 @@ class Flower:
                 f"{': does the proxy run, and do devices reach it?' if declined and route.proxied else '.'}"
             ) from few
 
-    def _route(
-        self,
-        method: Method,
-        task: Task,
-        users: list[int],
-        wanted: Mapping[str, wire.Expected],
-        within: tuple[float, int | None],
-        clean: Callable[[Tree], Tree],
-        shared: str,
-    ) -> Route:
+    def _route(self, method: Method, task: Task, users: list[int], plain: LetterRoute, shared: str) -> Route:
         """The way by which this method's updates come back. shared: the digest of the shared parameters."""
-        facts, about = method.uplink.facts, asks(replace(task, shared=shared).header())
+        facts, about, wanted = method.uplink.facts, asks(replace(task, shared=shared).header()), plain.wanted
         if facts.shuffled:
             assert self._epochs is not None  # refused when the phase began
             name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
@@ -308,13 +280,12 @@ class Flower:
         if facts.secret:
             attempt = task.counted + self._sum_attempt().removeprefix(task.release)
             channel, devices = self._fitted(method, users), self._records.devices()
+            secure = (self._records, attempt, about, channel, wanted, devices, self._letters.blame)
             if facts.helped:
                 assert self._helper is not None  # refused when the phase began
-                records, blame, deadline = self._records, self._letters.blame, self._plan.deadline
-                return HelpedRoute(records, attempt, channel, wanted, devices, blame, self._helper, deadline, about)
-            roster = self._records.roster() or b""
-            return SumRoute(self._records, attempt, about, channel, wanted, devices, self._letters.blame, roster)
-        return LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
+                return HelpedRoute(*secure, self._helper, self._plan.deadline)
+            return SumRoute(*secure, self._records.roster() or b"")
+        return plain
 
     def _fitted(self, method: Method, users: list[int]) -> Channel:
         """The method's channel, fitted to the devices that these people are on, and to a helper that adds the noise."""
@@ -331,9 +302,10 @@ class Flower:
         task = replace(self._task("evaluate", self._step, Rng.of(0)), cutoffs=self._plan.recipe.measured())
         # Shares, where nothing is added to them on the way: one device does not decide for all.
         within = bounds(method.uplink, self._plan.largest if method.uplink.stages else 1.0)
-        clean, wanted = _shares if method.uplink.facts.plain else _as_it_is, telemetry(method, task.cutoffs)
+        clean = partial(method.uplink.bounded, clean=_shares) if method.uplink.facts.plain else method.uplink.bounded
+        plain = LetterRoute(telemetry(method, task.cutoffs), within, clean)
         try:
-            got = self._ask(method, shared, task, everyone, wanted, within, clean)
+            got = self._ask(method, shared, task, everyone, plain)
         except Abandoned:
             return Evaluated({})  # of too few to choose a round by
         answered, shares = got.summed.answered, got.summed.shares
@@ -371,11 +343,11 @@ class Flower:
         there = {node: state for node, state in self._letters.known.items() if state.device.fingerprint not in known}
         if not there:
             return known
-        task = self._task("adapt", step, Rng.of(0))
         numbers = [number for state in there.values() for number in state.active]
-        had, end = set(known), time.monotonic() + self._plan.deadline
+        asked = Ask(self._task("adapt", step, Rng.of(0)), numbers, needed=0)
         body = wire.encode_tree(shared, half=self._plan.half)
-        for device, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
+        had, end = set(known), time.monotonic() + self._plan.deadline
+        for device, _ in self._letters.letters(asked, body, end, schema=self._schema.content, only=set(there)):
             known.add(device.fingerprint)
         if known != had:
             self._log("published", devices=len(known - had), items=self.catalogue.n_items)
@@ -412,10 +384,6 @@ class Flower:
     def _catalogue(self) -> Catalogue:
         count = self._records.n_items()
         return self.catalogue if count == self.catalogue.n_items else self._schema.catalogue(count)
-
-
-def _as_it_is(tree: Tree) -> Tree:
-    return tree
 
 
 def _shares(tree: Tree) -> Tree:

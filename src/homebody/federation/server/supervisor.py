@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from homebody.errors import HomebodyError
@@ -83,7 +84,7 @@ class _Supervisor:
             self._end()
 
     def _start_link(self) -> bool:
-        """Start the link, and say whether it listens."""
+        """Whether it listens."""
         plan, keys = self._plan, self._folder / "keys"
         tls = ["--cert", str(keys / "server.pem"), "--key", str(keys / "server.key")] if plan.tls else []
         where = ["--host", plan.host, "--port", str(plan.port), "--secret", str(keys / "secret")]
@@ -94,11 +95,9 @@ class _Supervisor:
             code = self._link.poll()
             self._refuse_link()
             if code is None:
-                try:
+                with suppress(OSError):
                     socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
                     return True
-                except OSError:
-                    pass
             if code is not None or time.monotonic() > until:
                 self._link.kill()
                 self._link.wait()

@@ -170,17 +170,10 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    ciphering = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    off = dict.fromkeys((*ciphering, "encipher_only", "decipher_only"), False)
+    signs = signs_certificates
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **off)
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -12,11 +12,21 @@ from pathlib import Path
 
 from homebody.errors import HomebodyError
 
-__all__ = ["URL", "is_loopback", "making", "one_line", "read_authority", "read_file", "split_address"]
+__all__ = [
+    "check_proxy",
+    "check_view",
+    "claiming",
+    "is_loopback",
+    "making",
+    "one_line",
+    "read_authority",
+    "read_file",
+    "split_address",
+]
 
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
 _ADDRESS = re.compile(_HOST + r":(?P<port>[0-9]{1,5})")
-URL = re.compile(r"(?P<scheme>https?)://" + _HOST + r"(:(?P<port>\d{1,5}))?/?")
+_URL = re.compile(r"(?P<scheme>https?)://" + _HOST + r"(:(?P<port>\d{1,5}))?/?")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -29,6 +39,27 @@ def split_address(text: str) -> tuple[str, int] | None:
     match = _ADDRESS.fullmatch(text)
     port = int(match["port"]) if match else 0
     return (match["host"].strip("[]"), port) if match and 0 < port < 65536 else None
+
+
+def check_proxy(url: str, what: str = "A proxy") -> None:
+    """Refuse what is no address of a proxy.
+
+    >>> check_proxy("http://example.org:9094")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: A proxy on another machine is reached by https://, not 'http://example.org:9094'.
+    """
+    address = _URL.fullmatch(url)
+    if not address or (address["port"] and not 0 < int(address["port"]) < 65536):
+        raise HomebodyError(f"{what}'s address must be https://HOST:PORT, not '{url}'.")
+    if address["scheme"] == "http" and not is_loopback(address["host"]):
+        raise HomebodyError(f"{what} on another machine is reached by https://, not '{url}'.")
+
+
+def check_view(name: str) -> None:
+    """Refuse what cannot be the name of an app's view."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,99}", name):
+        raise HomebodyError(f"The name of a view is a letter, then letters, digits, _ or -, not '{name}'.")
 
 
 def is_loopback(host: str) -> bool:
@@ -65,6 +96,33 @@ def making(folder: Path, what: str) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise HomebodyError(f"No {what} can be made in {folder}: {error.strerror}.") from error
+        raise
+
+
+@contextmanager
+def claiming(folder: Path, what: str, file: str = "") -> Iterator[None]:
+    """Make a folder of people's data, with one for their ledgers, where there is nothing: whole, or not at all.
+
+    file: a folder that has it is one already.
+    """
+    try:
+        fresh = not folder.exists()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if file and (folder / file).exists():
+            raise HomebodyError(f"{folder} is a {what} already; use it, or name another folder.")
+        if any(folder.iterdir()):
+            raise HomebodyError(f"{folder} is not empty; name a folder that is, or one that is not there yet.")
+        folder.chmod(0o700)
+        (folder / "ledgers").mkdir(mode=0o700)
+    except OSError as error:
+        raise HomebodyError(f"No {what} can be made in {folder}: {error.strerror or error}.") from error
+    try:
+        yield
+    except BaseException:
+        for entry in folder.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if fresh:
+            folder.rmdir()
         raise
 
 

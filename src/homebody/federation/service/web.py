@@ -51,6 +51,7 @@ __all__ = [
     "answer",
     "declared",
     "listen",
+    "named_epoch",
     "only_from_here",
     "opened_envelope",
     "proved",
@@ -185,6 +186,14 @@ def opened_envelope(body: bytes) -> tuple[bytes, Envelope]:
         raise Refusal(401, "bad signature", str(error)) from None
     except BadEnvelope as error:
         raise Refusal(400, "malformed", str(error)) from None
+
+
+def named_epoch(request: Request, what: str) -> bytes:
+    """The epoch that a path names; what: as a sentence calls it."""
+    name = request.path_params["epoch"]
+    if not re.fullmatch(r"[0-9a-f]{32}", name):
+        raise Refusal(404, "unknown epoch", f"{what} is named by 32 hexadecimal digits.")
+    return bytes.fromhex(name)
 
 
 def proved(request: Request, key: bytes) -> None:
