@@ -125,10 +125,9 @@ def _noise(name: str, about: str, deltas: list[float]) -> None:
         drawn = _sampling(sampling, cohort, population, relation)
         release = GaussianRelease if name == "gaussian" else LaplaceRelease
         event = partial(release, relation=cast("Relation", relation), sampling=drawn)
-        said: dict[str, Any] = {"mechanism": name, "relation": relation, "sampling": drawn.kind}
-        if drawn.kind != "none":
-            said |= {"cohort": drawn.cohort, "population": drawn.population}
-        _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+        _answer(
+            Inquiry(_about(name, relation, drawn), "noise", noise, epsilon, event, rounds, delta, group), plot, as_json
+        )
 
     app.command(name, help=about)(command)
 
@@ -164,10 +163,7 @@ def skellam(
     if steps is None:
         steps = fitting(max(0, entries)) * (1 if relation == "add-remove" else 2)
     event = partial(SkellamRelease, steps=steps, entries=entries, relation=cast("Relation", relation), sampling=drawn)
-    said: dict[str, Any] = {"mechanism": "skellam", "relation": relation, "sampling": drawn.kind}
-    if drawn.kind != "none":
-        said |= {"cohort": drawn.cohort, "population": drawn.population}
-    said |= {"steps": steps} | ({"entries": entries} if entries else {})
+    said = _about("skellam", relation, drawn) | {"steps": steps} | ({"entries": entries} if entries else {})
     notes = (SEMI_HONEST,) if (cohort or 0) > COMPLETE else ()
     _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group, notes), plot, as_json)
 
@@ -275,6 +271,11 @@ def _sampling(kind: str | None, cohort: int | None, population: int | None, rela
         kind = "fixed" if relation == "replace-one" else "poisson"
     drawn = Sampling(kind if kind != "none" else "fixed", cohort, population)  # type: ignore[arg-type]
     return Sampling() if kind == "none" else drawn
+
+
+def _about(mechanism: str, relation: str, drawn: Sampling) -> dict[str, Any]:
+    sizes = {} if drawn.kind == "none" else {"cohort": drawn.cohort, "population": drawn.population}
+    return {"mechanism": mechanism, "relation": relation, "sampling": drawn.kind, **sizes}
 
 
 def _answer(asked: Inquiry, plot: Path | None, as_json: bool) -> None:

@@ -296,15 +296,10 @@ def _print(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], lines: Iterable[str], *, no_wrap: bool = False
 ) -> None:
     """A table whose first column has names and the others numbers, and lines that explain it."""
-    from rich.console import Console
-
-    from homebody.report.words import say
-
-    console, table = Console(), options.table(headings, headings[1:], title=title, no_wrap=no_wrap)
+    table = options.table(headings, headings[1:], title=title, no_wrap=no_wrap)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
-    say(console, *lines)
+    options.show(table, *lines)
 
 
 def _print_reading(reading: dict[str, Any], method: str) -> None:

@@ -36,6 +36,7 @@ __all__ = [
     "pairs",
     "ranking",
     "recipe_options",
+    "show",
     "table",
     "warn",
 ]
@@ -214,6 +215,18 @@ def table(
     for heading in headings:
         drawn.add_column(heading, justify="right" if heading in right else "left", **column)
     return drawn
+
+
+def show(*parts: str | Table) -> None:
+    """Print tables, and lines as they are: nothing in them is markup, and the terminal wraps long ones."""
+    from rich.console import Console
+
+    console = Console()
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, highlight=False, soft_wrap=True, markup=False)
+        else:
+            console.print(part)
 
 
 def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:

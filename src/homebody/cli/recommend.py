@@ -103,12 +103,5 @@ def _ratings(text: str | None) -> list[float] | None:
 
 
 def _print(answer: dict[str, Any], title: str) -> None:
-    from rich.console import Console
-
-    from homebody.report.words import say
-
-    console = Console()
-    if answer["items"]:
-        rows = ((row["item"], row["name"], row["score"]) for row in answer["items"])
-        console.print(options.ranking(title, rows))
-    say(console, *answer["notes"])
+    rows = ((row["item"], row["name"], row["score"]) for row in answer["items"])
+    options.show(*([options.ranking(title, rows)] if answer["items"] else []), *answer["notes"])

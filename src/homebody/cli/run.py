@@ -110,7 +110,4 @@ def show(run: Annotated[Path, Argument(help="A run's folder.")], as_json: option
     from homebody.report.terminal import print_run
 
     folder = RunFolder.open(run)
-    if as_json:
-        options.answer(folder.result(), True)
-    else:
-        print_run(folder)
+    options.answer(folder.result() if as_json else {}, as_json, lambda: print_run(folder))

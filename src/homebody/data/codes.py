@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from homebody.data.columns import SEPARATOR
+from homebody.data.population import entries
 from homebody.errors import HomebodyError, unknown_name
 
 __all__ = ["Code", "Pairs", "Scale", "encode_one", "listed", "places", "trigrams", "words"]
@@ -67,8 +68,7 @@ def trigrams(texts: pl.Series) -> Pairs:
     many = np.bincount(grams["word"].to_numpy(), minlength=len(used.distinct))
     # For each word of each row, the places of that word's grams.
     length = many[used.value]
-    begin = np.repeat((np.cumsum(many) - many)[used.value] - (np.cumsum(length) - length), length)
-    return Pairs(np.repeat(used.row, length), gram[begin + np.arange(len(begin))], distinct)
+    return Pairs(np.repeat(used.row, length), gram[entries((np.cumsum(many) - many)[used.value], length)], distinct)
 
 
 def listed(lists: pl.Series) -> Pairs:
@@ -238,11 +238,9 @@ class Code:
         if self.view:
             fields["view"] = self.view
         # A version that knows no buckets, or no clipping, must not read it as something else.
-        return (
-            {"kind": self.kind, **fields}
-            if not self.buckets
-            else {"kind": f"hashed-{self.kind}", **fields, "buckets": self.buckets}
-        )
+        if self.buckets:
+            return {"kind": f"hashed-{self.kind}", **fields, "buckets": self.buckets}
+        return {"kind": self.kind, **fields}
 
     @classmethod
     def from_json(cls, record: Any) -> Code:
@@ -260,12 +258,8 @@ class Code:
                 kind, buckets = kind.removeprefix("hashed-"), record["buckets"]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise _not_a_code() from None
-        fit = (
-            kind in ("one", "many", "number", "sequence")
-            and type(text) is bool
-            and type(width) is int
-            and 1 <= width <= LARGEST
-        )
+        fit = kind in ("one", "many", "number", "sequence") and type(text) is bool
+        fit = fit and type(width) is int and 1 <= width <= LARGEST
         fit = fit and isinstance(values, list) and all(type(text) is str for text in (view, *values))
         fit = fit and type(buckets) is int and 0 <= buckets <= LARGEST and not (buckets and values)
         if not fit or len(scale) not in (3, 4) or not all(map(math.isfinite, scale)) or not scale[0] or not scale[2]:

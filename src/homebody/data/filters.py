@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homebody.data.population import Impressions, Population, UserItems
+from homebody.data.population import Impressions, Population, UserItems, pointers
 from homebody.errors import HomebodyError, unknown_name
 
 __all__ = ["Filters", "apply", "kept_impressions", "recounted"]
@@ -206,7 +206,8 @@ class _Left:
         if whole.impressions is not None:
             # A user without history may still have impressions, unless the filters removed the history.
             may = self.user_ok & (users | (whole.lengths == 0))
-            shown = _shown(whole.impressions, may, self.item_ok)
+            shown, asked = whole.impressions, may[whole.impressions.users]
+            shown = kept_impressions(shown, asked[shown.owners] & self.item_ok[shown.items])
             users[shown.users] = True
             items[shown.items] = True
             if row is not None:
@@ -216,11 +217,10 @@ class _Left:
             shown = replace(
                 shown, users=_numbers(users)[shown.users], items=_numbers(items)[shown.items].astype(np.int32)
             )
-        indptr = np.concatenate(([0], np.cumsum(self._user_counts()[users])))
         who, what = np.flatnonzero(users), np.flatnonzero(items)
         return replace(
             whole,
-            indptr=indptr.astype(np.int64),
+            indptr=pointers(self._user_counts()[users]),
             items=_numbers(items).astype(np.int32)[self.item],
             n_items=len(what),
             user_ids=None if whole.user_ids is None else whole.user_ids.gather(who),
@@ -256,35 +256,22 @@ def _elsewhere(elsewhere: UserItems, users: Mask, items: Mask) -> UserItems:
     return UserItems.of(owners, numbers, int(users.sum()))
 
 
-def _shown(impressions: Impressions, users: Mask, items: Mask) -> Impressions:
-    """What is left of the impressions, in the old numbers."""
-    which = np.repeat(np.arange(len(impressions.users)), np.diff(impressions.indptr))
-    return kept_impressions(impressions, users[impressions.users][which] & items[impressions.items])
-
-
 def kept_impressions(impressions: Impressions, keep: Mask) -> Impressions:
     """The impressions with only these items; each keeps at least one clicked and one unclicked item."""
-    which = np.repeat(np.arange(len(impressions.users)), np.diff(impressions.indptr))
-    clicks = np.bincount(which[keep & impressions.clicked], minlength=len(impressions.users))
-    others = np.bincount(which[keep & ~impressions.clicked], minlength=len(impressions.users))
-    useful = (clicks > 0) & (others > 0)
-    keep = keep & useful[which]
-    return Impressions(
-        impressions.users[useful],
-        np.concatenate(([0], np.cumsum((clicks + others)[useful]))).astype(np.int64),
-        impressions.items[keep],
-        impressions.clicked[keep],
-        None if impressions.times is None else impressions.times[useful],
-        None if impressions.before is None else impressions.before[useful],
-        None if impressions.asked is None else impressions.asked[useful],
-    )
+    which = impressions.owners
+    count = len(impressions.users)
+    clicks = np.bincount(which[keep & impressions.clicked], minlength=count)
+    sizes = np.bincount(which[keep], minlength=count)
+    items, clicked = impressions.items[keep], impressions.clicked[keep]
+    useful = np.flatnonzero((clicks > 0) & (clicks < sizes))
+    return replace(impressions, indptr=pointers(sizes), items=items, clicked=clicked).taken(useful)
 
 
 def recounted(impressions: Impressions, whole: Population, stays: Mask) -> Impressions:
     """The impressions of a population of which only these interactions stay: fewer came before each."""
     if impressions.before is None:
         return impressions
-    left, start = np.concatenate([[0], np.cumsum(stays)]), whole.indptr[impressions.users]
+    left, start = pointers(stays), whole.indptr[impressions.users]
     return replace(impressions, before=left[start + impressions.before] - left[start])
 
 

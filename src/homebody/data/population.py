@@ -16,7 +16,18 @@ from homebody.errors import HomebodyError, unknown_name
 if TYPE_CHECKING:
     from homebody.data.vocabularies import Declaration
 
-__all__ = ["KINDS", "Features", "Impressions", "Kind", "Population", "UserItems", "build", "whole_times"]
+__all__ = [
+    "KINDS",
+    "Features",
+    "Impressions",
+    "Kind",
+    "Population",
+    "UserItems",
+    "build",
+    "entries",
+    "pointers",
+    "whole_times",
+]
 
 Kind = Literal["categorical", "multi-hot", "numeric", "text", "sequence"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -76,9 +87,36 @@ class Features:
             {name: self.views[name] for name in kept if name in self.views},
         )
 
+    def beside(self, others: Features) -> Features:
+        """These columns, then others about the same rows."""
+        return Features(
+            self.table.hstack(others.table),
+            {**self.kinds, **others.kinds},
+            {**self.declared, **others.declared},
+            {**self.views, **others.views},
+        )
+
     def rows(self, numbers: npt.NDArray[np.integer[Any]]) -> Features:
         """These rows, in this order."""
         return replace(self, table=self.table[numbers])
+
+
+def pointers(sizes: npt.NDArray[np.integer[Any] | np.bool_]) -> npt.NDArray[np.int64]:
+    """Where parts of these sizes begin in a flat array, one after another, and where the last one ends.
+
+    >>> pointers(np.array([2, 0, 1])).tolist()
+    [0, 2, 2, 3]
+    """
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def entries(starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The places in a flat array of parts that begin at these and have these sizes, one after another.
+
+    >>> entries(np.array([7, 2]), np.array([2, 3])).tolist()
+    [7, 8, 2, 3, 4]
+    """
+    return np.arange(int(sizes.sum())) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
 
 
 class UserItems(NamedTuple):
@@ -96,7 +134,7 @@ class UserItems(NamedTuple):
         """
         most = int(items.max(initial=0)) + 1
         owner, item = np.divmod(np.unique(users.astype(np.int64) * most + items), most)
-        return cls(np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n_users))]), item.astype(np.int32))
+        return cls(pointers(np.bincount(owner, minlength=n_users)), item.astype(np.int32))
 
     @property
     def owners(self) -> npt.NDArray[np.int64]:
@@ -123,6 +161,11 @@ class Impressions:
     asked: npt.NDArray[np.bool_] | None = None
     """Which of them a model may be asked about; the others are for learning alone. None: all."""
 
+    @property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """The impression of each entry of `items`."""
+        return np.repeat(np.arange(len(self.users)), np.diff(self.indptr))
+
     def taken(self, chosen: npt.NDArray[np.integer[Any]]) -> Impressions:
         """These impressions, in this order.
 
@@ -133,13 +176,12 @@ class Impressions:
         ([8, 9], [0, 2], [6])
         """
         lengths = np.diff(self.indptr)[chosen]
-        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        entries = np.arange(indptr[-1]) + np.repeat(self.indptr[chosen] - indptr[:-1], lengths)
+        which = entries(self.indptr[chosen], lengths)
         return Impressions(
             self.users[chosen],
-            indptr,
-            self.items[entries],
-            self.clicked[entries],
+            pointers(lengths),
+            self.items[which],
+            self.clicked[which],
             None if self.times is None else self.times[chosen],
             None if self.before is None else self.before[chosen],
             None if self.asked is None else self.asked[chosen],
@@ -383,11 +425,9 @@ def build(
     item_ids, row_item = _numbered(items)
     clock = None if times is None else times.to_physical().to_numpy()
     order = _order(row_user, len(user_ids), clock)
-    indptr = np.zeros(len(user_ids) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row_user, minlength=len(user_ids)), out=indptr[1:])
     return Population(
         name,
-        indptr,
+        pointers(np.bincount(row_user, minlength=len(user_ids))),
         row_item[order],
         n_items=len(item_ids),
         times=None if times is None else whole_times(times)[order],

@@ -80,17 +80,15 @@ PRETRAINED: dict[str, Pretrained] = {one.name: one for one in (_GLOVE, _MINILM)}
 def pretrained_at(name: str) -> Path | None:
     """The folder on this machine that has it; None if none does. A folder with a wrong file is refused."""
     known = _known(name)
-    roots = [Path(folder).expanduser() for folder in (os.environ.get("HOMEBODY_DATA"),) if folder]
-    for folder in (root / name for root in (*roots, cache_dir())):
-        if not folder.is_dir():
-            continue
-        if wrong := known.wrong(folder):
-            raise HomebodyError(
-                f"{wrong} is not the published file (its sha256 differs, so it may be truncated or changed); delete "
-                f"{folder} and it is fetched again."
-            )
-        return folder
-    return None
+    given = os.environ.get("HOMEBODY_DATA")
+    roots = [*([Path(given).expanduser()] if given else []), cache_dir()]
+    folder = next((root / name for root in roots if (root / name).is_dir()), None)
+    if folder and (wrong := known.wrong(folder)):
+        raise HomebodyError(
+            f"{wrong} is not the published file (its sha256 differs, so it may be truncated or changed); delete "
+            f"{folder} and it is fetched again."
+        )
+    return folder
 
 
 def pretrained(name: str, say: Callable[[str], None] | None = None) -> Path:

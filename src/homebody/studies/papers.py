@@ -201,12 +201,13 @@ def _adapted(reader: Reader) -> dict[str, Any]:
     return varied
 
 
-def _accounted(reader: Reader) -> dict[str, Any]:
-    deltas = [float(delta) if type(delta) is int else delta for delta in reader.take("deltas", list)]
-    if not deltas or not all(type(delta) is float and 0 <= delta < 1 for delta in deltas):
-        raise reader.error(f"deltas must be numbers from 0 to under 1, at least one, not {deltas!r}")
-    labels = [f"δ = {_short(delta)}" for delta in deltas]
-    return {"values": deltas, "labels": labels, "axis": "δ", "release": reader.take("release", dict, {})}
+def _shares(reader: Reader, name: str, axis: str, text: Callable[[float], str]) -> dict[str, Any]:
+    """What a computed study has a point for: shares, from 0 to under 1."""
+    shares = [float(share) if type(share) is int else share for share in reader.take(name, list)]
+    if not shares or not all(type(share) is float and 0 <= share < 1 for share in shares):
+        raise reader.error(f"{name} must be numbers from 0 to under 1, at least one, not {shares!r}")
+    labels = [f"{axis} = {text(share)}" for share in shares]
+    return {"values": shares, "labels": labels, "axis": axis, "release": reader.take("release", dict, {})}
 
 
 def _short(number: float) -> str:
@@ -216,14 +217,6 @@ def _short(number: float) -> str:
     """
     digits, _, power = f"{number:e}".partition("e")
     return f"{float(digits):g}e{int(power)}" if 0 < number < 0.001 else f"{number:g}"
-
-
-def _padded(reader: Reader) -> dict[str, Any]:
-    paddings = [float(padding) if type(padding) is int else padding for padding in reader.take("paddings", list)]
-    if not paddings or not all(type(padding) is float and 0 <= padding < 1 for padding in paddings):
-        raise reader.error(f"paddings must be numbers from 0 to under 1, at least one, not {paddings!r}")
-    labels = [f"p = {padding:g}" for padding in paddings]
-    return {"values": paddings, "labels": labels, "axis": "p", "release": reader.take("release", dict, {})}
 
 
 def _lengths(reader: Reader) -> dict[str, Any]:
@@ -249,10 +242,10 @@ def _view_attack(reader: Reader) -> dict[str, Any]:
 VARIED: dict[str, Callable[[Reader], dict[str, Any]]] = {
     "sweep": _varied,
     "serving": _served,
-    "noise": _padded,
+    "noise": lambda reader: _shares(reader, "paddings", "p", "{:g}".format),
     "tables": lambda reader: SWAPPED,
     "adaptation": _adapted,
-    "accounting": _accounted,
+    "accounting": lambda reader: _shares(reader, "deltas", "δ", _short),
     "lengths": _lengths,
     "membership": lambda reader: {"attack": reader.take("attack", dict, {})},
     "view-attack": _view_attack,
@@ -321,14 +314,14 @@ def _computed(reader: Reader, study: Study) -> Row:
     except HomebodyError as error:
         raise reader.wrong(error) from error
     figures = reader.take("published", dict, {})
-    if study.listed:
-        figures = {
-            data: [[n] for n in numbers] if isinstance(numbers, list) else numbers for data, numbers in figures.items()
-        }
+    for data, numbers in figures.items() if study.listed else ():
+        figures[data] = [[n] for n in numbers] if isinstance(numbers, list) else numbers
     row = Row(
-        *(reader.take("name", str), None, {}, {}, {}, reader.take("rounds", int, None)),
-        figures,
-        *(reader.take("note", str, ""), reader.take("notes", dict, {}), ""),
+        reader.take("name", str),
+        rounds=reader.take("rounds", int, None),
+        published=figures,
+        note=reader.take("note", str, ""),
+        notes=reader.take("notes", dict, {}),
         release=given,
     )
     reader.done()
@@ -381,4 +374,4 @@ def _new_row(reader: Reader, folder: Path, name: str) -> Row:
         raise reader.wrong(unknown_name("method", method, METHODS))
     elif method not in METHODS:
         method = ""
-    return Row(name, method or None, {}, {}, {}, None, {}, "", {}, missing)
+    return Row(name, method or None, missing=missing)

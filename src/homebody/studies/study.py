@@ -63,19 +63,19 @@ class Row:
     """One line of a table, or one curve of a figure."""
 
     name: str
-    method: str | None
+    method: str | None = None
     """None where this version has no such method: `missing` says why."""
-    fields: dict[str, Any]
-    on: dict[str, dict[str, Any]]
+    fields: dict[str, Any] = field(default_factory=dict)
+    on: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Fields that differ from data set to data set."""
-    run: dict[str, Any]
-    rounds: int | None
-    published: dict[str, list[Any]]
+    run: dict[str, Any] = field(default_factory=dict)
+    rounds: int | None = None
+    published: dict[str, list[Any]] = field(default_factory=dict)
     """By data set, a figure a metric; in a sweep, a list of them for each value."""
-    note: str
-    notes: dict[str, str]
+    note: str = ""
+    notes: dict[str, str] = field(default_factory=dict)
     """By data set."""
-    missing: str
+    missing: str = ""
     published_sd: dict[str, list[Any]] = field(default_factory=dict)
     """The deviations beside the published figures, in the same shape."""
     values: list[Any] = field(default_factory=list)
