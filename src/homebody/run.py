@@ -68,6 +68,8 @@ CHANGED = (
     "before and after is charged."
 )
 
+OF_DATA = ("data_dir", "user_features", "item_features", "kinds", "vocabularies", "impressions", "views", "filters")
+"""The fields of a recipe that say what is read of the data, beside its columns."""
 REMEDIES = {
     "impressions": "choose other data, or give --impressions FILE",
     "item features": "choose other data, or give --item-features FILE",
@@ -183,15 +185,8 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
     """The population of a recipe, with its features, after its filters and without what is elsewhere."""
     population = load(
         recipe.data,
-        data_dir=recipe.data_dir,
         **cast(dict[str, Any], recipe.columns),
-        user_features=recipe.user_features,
-        item_features=recipe.item_features,
-        kinds=recipe.kinds,
-        vocabularies=recipe.vocabularies,
-        impressions=recipe.impressions,
-        views=recipe.views,
-        filters=recipe.filters,
+        **{name: getattr(recipe, name) for name in OF_DATA},
         say=watcher.say,
         progress=watcher.fetched,
     )
@@ -222,8 +217,13 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         raise HomebodyError(
             f"{recipe.method} needs {lacking}, which {population.name} does not have: {REMEDIES[lacking]}."
         )
-    if method.scoring.predicts == "ratings":
-        _refuse_unrated(recipe, population)
+    if method.scoring.predicts == "ratings" and population.ratings is None:
+        raise HomebodyError(
+            f"{recipe.short_method} predicts ratings with these settings, and {population.name} has none: "
+            "leave out --set output=explicit, or name their column with --rating-col."
+        )
+    if method.scoring.predicts == "ratings" and recipe.split.startswith("impressions"):
+        raise HomebodyError("Impressions have no ratings to predict: choose another split.")
     split = split_population(
         population,
         recipe.split,
@@ -259,17 +259,6 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
     return method, split
 
 
-def _refuse_unrated(recipe: Recipe, population: Population) -> None:
-    """Refuse data without the ratings that a rating prediction is trained on and measured by."""
-    if population.ratings is None:
-        raise HomebodyError(
-            f"{recipe.short_method} predicts ratings with these settings, and {population.name} has none: "
-            "leave out --set output=explicit, or name their column with --rating-col."
-        )
-    if recipe.split.startswith("impressions"):
-        raise HomebodyError("Impressions have no ratings to predict: choose another split.")
-
-
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
     """The charges of one round of each phase, and its number of rounds. Public phases are left out."""
     members = len(split.members(method.needs))
@@ -288,11 +277,10 @@ def _calibrated(
     budget = recipe.allowed()
     if not recipe.calibrate or budget is None or not isinstance(method, Method):
         return recipe, method
-    fixed: Method = method
 
-    def planned(channel: Channel) -> list[tuple[Sequence[Charge], int]]:
-        rounds = _planned(recipe, replace(fixed, uplink=channel), split)  # type: ignore[type-var]
-        before = run_notes.counted(fixed, split, [charges for charges, _ in rounds])
+    def planned(channel: Channel, method: Method = method) -> list[tuple[Sequence[Charge], int]]:
+        rounds = _planned(recipe, replace(method, uplink=channel), split)  # type: ignore[type-var]
+        before = run_notes.counted(method, split, [charges for charges, _ in rounds])
         return [*rounds, *((charges, 1) for charges in before.values())]
 
     noise = calibrated(method.uplink, budget, planned)

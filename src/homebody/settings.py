@@ -16,7 +16,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from homebody.errors import HomebodyError, several, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, several
 
 __all__ = [
     "KINDS",
@@ -205,9 +205,7 @@ def read(owner: type[T], values: Mapping[str, Any], what: str, kind: str, **tabl
     """
     specs = fields(owner)  # type: ignore[arg-type]
     names = [spec.name for spec in specs]
-    for name in values:
-        if name not in names:
-            raise unknown_name(kind, name, names)
+    refuse_unknown(kind, values, names)
     values = {**values, **{name: table(values.get(name, {})) for name, table in tables.items()}}
     for spec in specs:
         if spec.name not in values and default_of(spec) is MISSING:

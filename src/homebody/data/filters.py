@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homebody.data.population import Impressions, Population, UserItems, pointers
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["Filters", "apply", "kept_impressions", "recounted"]
 
@@ -62,11 +62,10 @@ class Filters:
     def parse(cls, given: Mapping[str, Any]) -> Filters:
         """From a recipe's table, or from texts on a command line."""
         known = [spec.name for spec in fields(cls)]
-        values: dict[str, Any] = {}
-        for name, value in given.items():
-            if name not in known:
-                raise unknown_name("filter", name, known)
-            values[name] = _rating(value) if name == "min_rating" else _count(name, value)
+        refuse_unknown("filter", given, known)
+        values: dict[str, Any] = {
+            name: _rating(value) if name == "min_rating" else _count(name, value) for name, value in given.items()
+        }
         return cls(**values)
 
     def as_dict(self) -> dict[str, float]:
@@ -139,7 +138,10 @@ class _Left:
         if name == "min_rating":
             self._by_rating(value)
         elif name in ("top_items", "items", "sample_items"):
-            self._only(items=_first(self._top_order() if name == "top_items" else self._drawn("item", filters), value))
+            counts = self._item_counts()
+            # Lowest first: most popular, then by number, which is the order of ids.
+            popular = np.where(counts > 0, -counts.astype(np.float64), np.inf)
+            self._only(items=_first(popular if name == "top_items" else self._drawn("item", filters), value))
         elif name in ("users", "sample_users"):
             self._only(users=_first(self._drawn("user", filters), value))
         elif name == "min_item":
@@ -166,11 +168,6 @@ class _Left:
 
     def _item_counts(self) -> npt.NDArray[np.int64]:
         return np.bincount(self.item, minlength=self.whole.n_items)
-
-    def _top_order(self) -> npt.NDArray[np.float64]:
-        """Lowest first: most popular, then by number, which is the order of ids."""
-        counts = self._item_counts().astype(np.float64)
-        return np.where(counts > 0, -counts, np.inf)
 
     def _drawn(self, kind: str, filters: Filters) -> npt.NDArray[np.float64]:
         """A random order of those who have interactions left."""

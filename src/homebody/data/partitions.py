@@ -13,7 +13,7 @@ import torch
 from homebody.data import split_kernels as kernels
 from homebody.data.population import Impressions, Population, pointers
 from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, ShownPart, Split, isolated
-from homebody.errors import HomebodyError, several, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, several
 from homebody.rng import Rng
 
 __all__ = ["WAYS", "Way", "everything", "leave_one_out", "settings_of", "split"]
@@ -374,15 +374,13 @@ def settings_of(way: str) -> dict[str, float]:
 
 def _parse(way: str) -> tuple[str, dict[str, float]]:
     name, _, rest = way.partition(":")
-    if name not in WAYS:
-        raise unknown_name("split", name, WAYS)
+    refuse_unknown("split", [name], WAYS)
     settings = dict(WAYS[name].settings)
     for setting in filter(None, rest.split(",")):
         key, _, text = (part.strip() for part in setting.partition("="))
         if not settings:
             raise HomebodyError(f"The split {name} has no settings: leave out ':{rest}'.")
-        if key not in settings:
-            raise unknown_name(f"setting of the split {name}", key, settings)
+        refuse_unknown(f"setting of the split {name}", [key], settings)
         try:
             settings[key] = float(text)
         except ValueError:
@@ -483,6 +481,5 @@ def _left_out(done: Split) -> list[str]:
 
 
 def _known(kind: str, name: str, names: Any) -> Any:
-    if name not in get_args(names):
-        raise unknown_name(kind, name, get_args(names))
+    refuse_unknown(kind, [name], get_args(names))
     return name

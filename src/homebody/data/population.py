@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 
 if TYPE_CHECKING:
     from homebody.data.vocabularies import Declaration
@@ -63,12 +63,8 @@ class Features:
             raise HomebodyError(
                 f"The features {', '.join(self.table.columns)} need a kind each, not {', '.join(self.kinds)}."
             )
-        for kind in self.kinds.values():
-            if kind not in KINDS:
-                raise unknown_name("kind of feature", kind, KINDS)
-        for name in self.views:
-            if name not in self.kinds:
-                raise unknown_name("feature that could be in a view", name, self.kinds)
+        refuse_unknown("kind of feature", self.kinds.values(), KINDS)
+        refuse_unknown("feature that could be in a view", self.views, self.kinds)
 
     def __len__(self) -> int:
         return self.table.height
@@ -330,9 +326,7 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
         >>> two.lacks(["times", "ratings"])
         'times'
         """
-        for need in needs:
-            if need not in NEEDS:
-                raise unknown_name("kind of data that a method may need", need, NEEDS)
+        refuse_unknown("kind of data that a method may need", needs, NEEDS)
         return next((need for need in needs if getattr(self, need.replace(" ", "_")) is None), None)
 
     def _row_problem(self) -> str | None:

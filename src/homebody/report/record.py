@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
@@ -32,6 +31,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from homebody.core import Evaluated
+from homebody.data.fetch import sha256
 from homebody.errors import HomebodyError, Unavailable, several
 from homebody.files import appending, holding, private_folder, replacing
 from homebody.progress import Best, Progress, Round
@@ -246,8 +246,7 @@ class RunFolder:
                 safetensors.torch.save_file(tensors, file.name)
             except SafetensorError as error:
                 raise Unavailable(f"The checkpoint {self.path / name} cannot be written: {error}.") from error
-            with Path(file.name).open("rb") as written:
-                checksum = hashlib.file_digest(written, "sha256").hexdigest()
+            checksum = sha256(Path(file.name))
         self.write_json("state.json", {"schema": SCHEMA_VERSION, "file": name, "sha256": checksum, **about})
         self._keep_state(name)
         self._saved = time.monotonic()
@@ -272,9 +271,7 @@ class RunFolder:
             return None
         path = self.path / pointer["file"]
         try:
-            with path.open("rb") as file:
-                checksum = hashlib.file_digest(file, "sha256").hexdigest()
-            if checksum != pointer["sha256"]:
+            if sha256(path) != pointer["sha256"]:
                 raise HomebodyError(
                     f"The checkpoint {path} is corrupt (its checksum is wrong); run the recipe beside it again."
                 )
@@ -326,14 +323,12 @@ def jsonable(value: Any) -> Any:
 
 def packed(progress: Progress) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Progress as a few words for JSON and tensors for one file; what the best round has in common is there once."""
-    best = progress.best
     tensors = _prefixed(shared=progress.shared, server=progress.server, clients=progress.clients)
-    if best is not None:
+    chosen = None
+    if (best := progress.best) is not None:
         tensors |= _prefixed(best_users=best.evaluated.per_user)
         if best.step != progress.step:
             tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
-    chosen = None
-    if best is not None:
         measured = {name: getattr(best.evaluated, name) for name in ("metrics", "errors", "unclipped")}
         chosen = {"step": best.step, **measured}
     return {"step": progress.step, "best": chosen, "digest": progress.digest}, _own_storage(tensors)

@@ -73,7 +73,7 @@ def run_cells(
     except OSError as error:
         raise HomebodyError(f"No run can be written below {root}: {error.strerror}.") from error
     with RunFolder(root).alone():
-        return _Cells(recipes, root, watch or _ignore, _once(say or _ignore), on_error, keep_state, probes).run(jobs)
+        return _Cells(recipes, root, watch or _ignore, cache(say or _ignore), on_error, keep_state, probes).run(jobs)
 
 
 def count_done(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[str]] = ()) -> int:
@@ -328,17 +328,6 @@ def _drop_state(path: Path) -> None:
     """Remove a cell's model. The pointer goes first: a pointer to a missing file would look like damage."""
     for file in (path / "state.json", *path.glob("state-*.safetensors")):
         file.unlink(missing_ok=True)
-
-
-def _once(say: Callable[[str], None]) -> Callable[[str], None]:
-    said: set[str] = set()
-
-    def once(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            say(text)
-
-    return once
 
 
 def _ignore(_: Any) -> None:

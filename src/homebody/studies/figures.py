@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from homebody.data.population import Population
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.privacy import GaussianRelease, Sampling
 from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
 from homebody.report.words import OF_RUNS, QUANTITIES, metric_name, number
 from homebody.run import population_of
-from homebody.settings import KINDS
+from homebody.settings import KINDS, fits
 from homebody.studies import probes
 from homebody.studies.provenance import without_paths
 from homebody.studies.serving import SKEW, PaddedRequest
@@ -221,10 +221,9 @@ class NoisyRelease:
     def of(cls, given: Mapping[str, Any]) -> NoisyRelease:
         """From a recipe's table, checked."""
         kinds = {"noise": float, "cohort": int, "population": int, "relation": str, "sampling": str}
+        refuse_unknown("setting of a release", given, kinds)
         for name, value in given.items():
-            if name not in kinds:
-                raise unknown_name("setting of a release", name, kinds)
-            if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
+            if not fits(value, kinds[name]):
                 raise HomebodyError(f"release.{name} must be {KINDS[kinds[name]]}, not {value!r}.")
         drawn = given.get("sampling") != "none"
         for name in ("noise", *(("cohort", "population") if drawn else ())):
@@ -408,8 +407,8 @@ def _obtained(results: Results, names: Mapping[str, str]) -> dict[str, Any]:
     runs = [result for result in results if "error" not in result]
     figures = {}
     for metric, name in names.items() if runs else ():
-        if metric not in OF_RUNS and name not in runs[0]["metrics"]:
-            raise unknown_name("metric", name, runs[0]["metrics"])
+        if metric not in OF_RUNS:
+            refuse_unknown("metric", [name], runs[0]["metrics"])
         values = [_quantity(run, metric) if metric in OF_RUNS else float(run["metrics"][name]) for run in runs]
         if not any(map(math.isnan, values)):
             figures[metric] = {**_spread(values), **_interval([run.get("intervals", {}).get(name) for run in runs])}

@@ -20,7 +20,7 @@ from homebody.studies import probes
 from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
 from homebody.studies.serving import PaddedRequest
-from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_study, insist_distinct
+from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_names, check_study, insist_distinct
 
 __all__ = ["Paper", "find_paper", "list_papers", "read_paper"]
 
@@ -117,8 +117,7 @@ def read_paper(folder: Path, *, load: bool = True) -> Paper:
 def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], load: bool) -> Study:
     """One table or figure; with `table`, on the settings and rows of another, so that nothing is run twice."""
     kind = reader.take("kind", str, "table" if form == "table" else MISSING)
-    if kind not in KINDS[form]:
-        raise reader.wrong(unknown_name(f"kind of {form}", kind, KINDS[form]))
+    check_names(f"kind of {form}", [kind], KINDS[form], reader.where)
     base = _base(reader, tables)
 
     def like(name: str, otherwise: Any = MISSING) -> Any:
@@ -165,8 +164,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
 def _base(reader: Reader, tables: Sequence[Study]) -> Study | None:
     source = reader.take("table", str, "")
     known = {table.id: table for table in tables}
-    if source and source not in known:
-        raise reader.wrong(unknown_name("table before this one", source, known))
+    check_names("table before this one", [source] if source else [], known, reader.where)
     return known.get(source)
 
 
@@ -284,9 +282,7 @@ def _taken(
     reader: Reader, names: Sequence[str], known: Mapping[str, Row], study: Study, *, published: bool = False
 ) -> list[Row]:
     """Rows as another table has them; its figures and what is said of them stay there, unless they are asked for."""
-    for name in names:
-        if name not in known:
-            raise reader.wrong(unknown_name("row of the table that this one builds on", name, known))
+    check_names("row of the table that this one builds on", names, known, reader.where)
     return [_here(known[name], study, published=published) for name in names]
 
 
@@ -334,8 +330,7 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
     name = reader.take("name", str)
     if known and not {"method", "missing"} & set(reader.values):
         source = reader.take("of", str, name)
-        if source not in known:
-            raise reader.wrong(unknown_name("row of the table that this one builds on", source, known))
+        check_names("row of the table that this one builds on", [source], known, reader.where)
         row = replace(_here(known[source], study), name=name)
     else:
         row = _new_row(reader, folder, name)

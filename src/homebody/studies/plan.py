@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from homebody.data.sources import find
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, unknown_name
 from homebody.recipe import Recipe
 from homebody.studies import probes
 from homebody.studies.papers import Paper
@@ -70,10 +70,8 @@ def plan(
     chosen += _named("figure", figure, paper.figures, table is None)
     under = {name for study in chosen for name in study.protocols}
     known = {name for study in chosen for name in study.data}
-    for what, given, possible in (("data set", data, known), ("protocol", protocols, under)):
-        for name in given:
-            if name not in possible:
-                raise unknown_name(f"{what} of this part of the paper", name, possible)
+    refuse_unknown("data set of this part of the paper", data, known)
+    refuse_unknown("protocol of this part of the paper", protocols, under)
     studies = []
     for study in chosen:
         optional = () if data else study.optional

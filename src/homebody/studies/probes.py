@@ -27,7 +27,7 @@ from torch import Tensor
 
 from homebody.core import Catalogue, Recommender, Rows, Users
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.fit import Fitted
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.recipe import Recipe
@@ -176,8 +176,7 @@ def _refuse_adaptation(method: Recommender, name: str, settings: str) -> None:
         raise HomebodyError(f"The devices of {name} do not adapt before they rank, so there is nothing to compare.")
     varied, _ = _read_adaptation(settings)
     known = [spec.name for spec in fields(acting) if type(getattr(acting, spec.name)) is int]  # type: ignore[arg-type]
-    if varied not in known:
-        raise unknown_name(f"whole-number field of {name}", varied, known)
+    refuse_unknown(f"whole-number field of {name}", [varied], known)
 
 
 def _refuse_tables(probe: str, method: Recommender, name: str) -> None:
@@ -396,9 +395,8 @@ def membership_probe(settings: Mapping[str, Any]) -> str:
     >>> membership_probe({"shadows": 16}), _read_membership("shadows=16,people=0")
     ('membership:shadows=16,people=0', {'shadows': 16, 'people': 0})
     """
+    refuse_unknown("setting of the attack", settings, ATTACK_DEFAULTS)
     for name, value in settings.items():
-        if name not in ATTACK_DEFAULTS:
-            raise unknown_name("setting of the attack", name, ATTACK_DEFAULTS)
         if type(value) is not int:
             raise HomebodyError(f"attack.{name} must be a whole number, not {value!r}.")
     return "membership:" + ",".join(f"{name}={value}" for name, value in {**ATTACK_DEFAULTS, **settings}.items())
@@ -456,9 +454,8 @@ def membership_figures(findings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attack_settings(given: Mapping[str, Any]) -> dict[str, list[float]]:
+    refuse_unknown("setting of the attack", given, VIEW_DEFAULTS)
     for name, value in given.items():
-        if name not in VIEW_DEFAULTS:
-            raise unknown_name("setting of the attack", name, VIEW_DEFAULTS)
         numbers = value if isinstance(value, list) else [value]
         whole = int if name != "sigmas" else (int, float)
         if isinstance(value, list) != (name != "users") or not all(isinstance(number, whole) for number in numbers):
