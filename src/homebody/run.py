@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -441,8 +441,8 @@ def _reference(job: _Job, method: Reference) -> _Outcome:
 def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:
     """The result of a simulated run, from its record."""
     recipe, split, evaluated, lines = job.recipe, job.split, outcome.evaluated, job.folder.rounds()
-    other = (run_notes.unheld(recipe, method), run_notes.guessing(evaluated, split))
-    notes = (run_notes.notes_of(method, split), recipe.unshuffled(), *other)
+    notes = [*run_notes.notes_of(method, split), *recipe.unshuffled(), *run_notes.unheld(recipe, method)]
+    notes += run_notes.guessing(evaluated, split)
     result = run_notes.result_of(
         recipe,
         method,
@@ -453,7 +453,7 @@ def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:
         meaning=describe(recipe.protocol, split.how, split.negatives, recipe.split, split.enough),
         chosen=outcome.chosen,
         stopped=outcome.stopped,
-        notes=[*chain(*notes), *([CHANGED] if len(job.ledger.digests()) > 1 else [])],
+        notes=[*notes, *([CHANGED] if len(job.ledger.digests()) > 1 else [])],
         run=job.folder.path,
     )
     result["passes"] = getattr(method, "passes", getattr(method, "epochs", 1))

@@ -187,10 +187,8 @@ def secure_sum(
 
 
 def _print_cost(found: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
     figures = Table("of a secure sum", "")
     for name, text in (
         ("parties", f"{found['parties']:,}"),
@@ -203,13 +201,10 @@ def _print_cost(found: dict[str, Any]) -> None:
         ("noise beyond what is counted on, √(n/h)", f"{found['excess_noise']:.3f} ×"),
     ):
         figures.add_row(name, text)
-    console.print(figures)
     traffic = Table("exchange", "bytes that a party sends", "bytes that it receives")
     for row in found["exchanges"]:
         traffic.add_row(row["exchange"], f"{row['sent']:,}", f"{row['received']:,}")
-    console.print(traffic)
-    for note in found["notes"]:
-        console.print(note, highlight=False)
+    options.show(figures, traffic, *found["notes"], soft_wrap=False, markup=True)
 
 
 def _odds(value: float) -> str:
@@ -337,13 +332,10 @@ def _calibrated(asked: Inquiry, count: int, delta: float) -> float:
 
 
 def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from homebody.report.statement import figure
 
-    console = Console()
-    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     table = Table(name.replace("_", " "), "rounds", "δ", "ε", "by", "ε of one round", "other valid bounds")
     for row in rows:
         others = ", ".join(f"{who} {figure(e)}" for who, e in row["bounds"].items() if who != row["accountant"])
@@ -351,9 +343,9 @@ def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) ->
             *(f"{row[name]:.4g}", f"{row['rounds']:,}", f"{row['delta']:g}", figure(row["epsilon"]), row["accountant"]),
             *(figure(row["epsilon_of_one_round"]), others),
         )
-    console.print(table)
-    for note in dict.fromkeys(note for row in rows for note in row["notes"]):
-        console.print(note, highlight=False)
+    asked = ", ".join(f"{key} {value}" for key, value in about.items())
+    notes = dict.fromkeys(note for row in rows for note in row["notes"])
+    options.show(asked, table, *notes, soft_wrap=False, markup=True)
 
 
 def _print_paper(name: str, as_json: bool) -> None:
@@ -382,12 +374,10 @@ def _print_paper(name: str, as_json: bool) -> None:
 
 
 def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from homebody.report.statement import figure
 
-    console = Console()
     reasons = list(dict.fromkeys(row["why"] for row in rows))
     table = Table("what", "observer", "unit", "δ", "claimed ε", "certified ε", "by", "why", title=title)
     for row in rows:
@@ -396,9 +386,8 @@ def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
             *(row["what"], row["observer"], row["unit"], f"{row['delta']:g}", claimed, figure(row["certified"])),
             *(row["accountant"], str(reasons.index(row["why"]) + 1)),
         )
-    console.print(table)
-    for number, why in enumerate(reasons, start=1):
-        console.print(f"{number}. {why}", highlight=False)
+    numbered = (f"{number}. {why}" for number, why in enumerate(reasons, start=1))
+    options.show(table, *numbered, soft_wrap=False, markup=True)
 
 
 def _draw(file: Path, asked: Inquiry, value: float) -> None:

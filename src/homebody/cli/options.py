@@ -217,14 +217,14 @@ def table(
     return drawn
 
 
-def show(*parts: str | Table) -> None:
-    """Print tables, and lines as they are: nothing in them is markup, and the terminal wraps long ones."""
+def show(*parts: str | Table, soft_wrap: bool = True, markup: bool = False) -> None:
+    """Print tables, and lines as they are: by default nothing in them is markup, and the terminal wraps long ones."""
     from rich.console import Console
 
     console = Console()
     for part in parts:
         if isinstance(part, str):
-            console.print(part, highlight=False, soft_wrap=True, markup=False)
+            console.print(part, highlight=False, soft_wrap=soft_wrap, markup=markup)
         else:
             console.print(part)
 

@@ -14,7 +14,7 @@ from homebody.data.columns import FileColumn, known_kinds, listed, names_of_item
 from homebody.data.population import Features, Impressions, Kind, Population, whole_times
 from homebody.data.published import rows_for
 from homebody.data.table import USUAL_NAMES, even_table, raw_table
-from homebody.errors import HomebodyError, several, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, several
 
 __all__ = ["attach", "attach_view", "id_column", "with_view"]
 
@@ -67,13 +67,9 @@ def attach(
     # Kinds may also be given for what the source itself has.
     users, items, contexts = (_of_kinds(features, wanted) for features in (users, items, population.contexts))
     present = {name for features in (users, items, contexts) if features is not None for name in features.names}
-    for name in wanted:
-        if name not in present:
-            if not present:
-                raise HomebodyError(
-                    f"There is no feature '{name}' to declare as {wanted[name]}: {population.name} has no features."
-                )
-            raise unknown_name("feature", name, present)
+    for name, kind in wanted.items() if not present else ():
+        raise HomebodyError(f"There is no feature '{name}' to declare as {kind}: {population.name} has no features.")
+    refuse_unknown("feature", wanted, present)
     population = replace(population, user_features=users, item_features=items, contexts=contexts, item_names=names)
     return population if impressions is None else _attach_impressions(population, Path(impressions), say)
 

@@ -15,7 +15,7 @@ import polars as pl
 
 from homebody.data.columns import SEPARATOR
 from homebody.data.population import entries
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["Code", "Pairs", "Scale", "encode_one", "listed", "places", "trigrams", "words"]
 
@@ -276,11 +276,9 @@ def encode_one(
     >>> {name: value.tolist() for name, value in numbers.items()}, notes
     ({'job': 0, 'age': 2.0}, ())
     """
-    for name in given:
-        if name not in codes:
-            if not codes:
-                raise HomebodyError(f"This data has no {what}, so '{name}' cannot be used: leave it out.")
-            raise unknown_name(what, name, codes)
+    for name in given if not codes else ():
+        raise HomebodyError(f"This data has no {what}, so '{name}' cannot be used: leave it out.")
+    refuse_unknown(what, given, codes)
     coded = {name: code.of(name, given.get(name)) for name, code in codes.items()}
     return {name: numbers for name, (numbers, _) in coded.items()}, tuple(note for _, note in coded.values() if note)
 

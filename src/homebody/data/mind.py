@@ -19,6 +19,7 @@ from homebody.data.news import described, merged, with_impressions
 from homebody.data.population import Impressions, Kind, Population, entries, pointers
 from homebody.data.published import file_bytes
 from homebody.errors import HomebodyError
+from homebody.files import insisting
 
 __all__ = ["PARTS", "read_mind"]
 
@@ -127,17 +128,13 @@ class _TextNumbers:
 def _chunks(path: Path) -> Iterator[tuple[Path, int, pl.DataFrame]]:
     """Whole lines of the file, some at a time, with the number of the first."""
     first, rest = 1, b""
-    try:
-        with path.open("rb") as file:
-            while block := file.read(CHUNK_BYTES):
-                whole, newline, tail = (rest + block).rpartition(b"\n")
-                rest = tail
-                if newline:
-                    table = _table(path, first, whole)
-                    yield path, first, table
-                    first += table.height
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be read: {error.strerror or error}.") from error
+    with insisting(f"{path} cannot be read"), path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            whole, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                table = _table(path, first, whole)
+                yield path, first, table
+                first += table.height
     if rest.strip():
         yield path, first, _table(path, first, rest)
     elif first == 1:

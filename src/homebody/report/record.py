@@ -33,7 +33,7 @@ from torch import Tensor
 from homebody.core import Evaluated
 from homebody.data.fetch import sha256
 from homebody.errors import HomebodyError, Unavailable, several
-from homebody.files import appending, holding, private_folder, replacing
+from homebody.files import appending, holding, insisting, private_folder, replacing
 from homebody.progress import Best, Progress, Round
 
 __all__ = ["Parameters", "Result", "RunFolder", "jsonable", "packed", "unpacked"]
@@ -118,7 +118,7 @@ class RunFolder:
     @classmethod
     def create(cls, parent: Path, name: str, *, exact: bool = False) -> RunFolder:
         """A new folder below the parent, its name made unique by a number where needed and not `exact`."""
-        try:
+        with insisting(f"No run can be written below {parent}"):
             parent.mkdir(parents=True, exist_ok=True)
             for number in range(1, 10_000):
                 path = parent / (name if number == 1 else f"{name}-{number}")
@@ -129,19 +129,15 @@ class RunFolder:
                         raise HomebodyError(f"{path} is there already: a run is not written over another.") from None
                     continue
                 return cls(path)
-        except OSError as error:
-            raise HomebodyError(f"No run can be written below {parent}: {error.strerror}.") from error
         raise HomebodyError(f"There are too many runs called {name} in {parent}.")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """A run that exists. One that holds links is refused: what is written to it would land elsewhere."""
-        try:
+        with insisting(f"The run in {path} cannot be opened"):
             if not (path / "recipe.toml").is_file():
                 raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.")
             links = sorted(file.name for file in path.iterdir() if file.is_symlink())
-        except OSError as error:
-            raise HomebodyError(f"The run in {path} cannot be opened: {error.strerror}.") from error
         if links:
             raise HomebodyError(f"{path / links[0]} is a link: a run's folder holds its files themselves.")
         return cls(path)
@@ -184,11 +180,10 @@ class RunFolder:
 
     def _text(self, name: str) -> str:
         try:
-            return (self.path / name).read_text(encoding="utf-8")
+            with insisting(f"{self.path / name} cannot be read"):
+                return (self.path / name).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise HomebodyError(f"{self.path / name} is not a text: {error}.") from error
-        except OSError as error:
-            raise HomebodyError(f"{self.path / name} cannot be read: {error.strerror}.") from error
 
     def add_round(self, line: Round) -> None:
         with appending(self.path / "metrics.jsonl") as file:

@@ -13,8 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from homebody.errors import HomebodyError, several
-from homebody.files import SHARED, replace_all
+from homebody.errors import several
+from homebody.files import SHARED, insisting, replace_all
 from homebody.report import words
 from homebody.report.pages import page
 from homebody.report.statement import figure
@@ -32,10 +32,8 @@ def write_statement(stated: Mapping[str, Any], into: Path) -> tuple[Path, Path]:
         "statement.json": json.dumps(stated, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
         "statement.html": statement_page(stated),
     }
-    try:
+    with insisting(f"The statement cannot be written to {into}"):
         into.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HomebodyError(f"The statement cannot be written to {into}: {error.strerror}.") from error
     replace_all(into, texts, mode=SHARED)
     return into / "statement.json", into / "statement.html"
 

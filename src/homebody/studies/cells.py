@@ -18,7 +18,7 @@ from typing import Any, Literal
 from homebody import __version__
 from homebody.data.fetch import sha256
 from homebody.errors import Diverged, HomebodyError
-from homebody.files import private_folder
+from homebody.files import insisting, private_folder
 from homebody.methods import code_of, find
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
@@ -68,10 +68,8 @@ def run_cells(
     probes: for each recipe, the probes to take before its model is removed; see `homebody.studies.probes`.
     """
     check_jobs(jobs)
-    try:
+    with insisting(f"No run can be written below {root}"):
         private_folder(root)
-    except OSError as error:
-        raise HomebodyError(f"No run can be written below {root}: {error.strerror}.") from error
     with RunFolder(root).alone():
         return _Cells(recipes, root, watch or _ignore, cache(say or _ignore), on_error, keep_state, probes).run(jobs)
 

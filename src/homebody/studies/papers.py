@@ -14,6 +14,7 @@ from typing import Any
 import homebody
 from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
+from homebody.files import insisting
 from homebody.methods import METHODS
 from homebody.report.words import ATTACKS, VIEW_ATTACK
 from homebody.studies import probes
@@ -91,27 +92,23 @@ def read_paper(folder: Path, *, load: bool = True) -> Paper:
     name = folder.resolve().name
     where = f"{name}/{FILE}"
     try:
-        text = (folder / FILE).read_text(encoding="utf-8")
+        with insisting(f"{where} cannot be read"):
+            text = (folder / FILE).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise HomebodyError(f"{where} is not valid TOML: {error}.") from error
-    except OSError as error:
-        raise HomebodyError(f"{where} cannot be read: {error.strerror}.") from error
     top = Reader(settings.load(text, where, SCHEMA_VERSION)[0], where)
     title, citation = top.take("title", str), top.take("citation", str)
     docs, note = top.take("docs", str, ""), top.take("note", str, "")
-    tables: list[Study] = []
-    for number, table in enumerate(top.tables("table"), 1):
-        tables.append(_study(Reader(table, f"{where}, table {number}"), folder, "table", tables, load))
-    figures = [
-        _study(Reader(figure, f"{where}, figure {number}"), folder, "figure", tables, load)
-        for number, figure in enumerate(top.tables("figure"), 1)
-    ]
+    studies: dict[Form, list[Study]] = {"table": [], "figure": []}
+    for form, read in studies.items():
+        for number, values in enumerate(top.tables(form), 1):
+            read.append(_study(Reader(values, f"{where}, {form} {number}"), folder, form, studies["table"], load))
     top.done()
-    if not tables and not figures:
+    if not any(studies.values()):
         raise HomebodyError(f"{where} has neither a [[table]] nor a [[figure]].")
-    for studies in (tables, figures):
-        insist_distinct([study.id for study in studies], where, f"{'tables' if studies is tables else 'figures'} of id")
-    return Paper(name, folder, title, citation, docs, note, tables, figures)
+    for form, read in studies.items():
+        insist_distinct([study.id for study in read], where, f"{form}s of id")
+    return Paper(name, folder, title, citation, docs, note, studies["table"], studies["figure"])
 
 
 def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], load: bool) -> Study:

@@ -21,7 +21,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError, several
 from homebody.evaluation.metrics import ERRORS
-from homebody.files import private_folder
+from homebody.files import insisting, private_folder
 from homebody.methods import find
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
@@ -85,10 +85,8 @@ def tune(
         prepare(recipes[0], watcher)
     if len(settings) < search.trials:
         watcher.say(f"There are only {len(settings)} different settings to try.")
-    try:
+    with insisting(f"No search can be written below {out}"):
         private_folder(path)
-    except OSError as error:
-        raise HomebodyError(f"No search can be written below {out}: {error.strerror}.") from error
     folder = RunFolder(path)
     with folder.alone():
         watcher.begun(path)
@@ -190,19 +188,19 @@ def _outcome(search: Search, recipes: list[Recipe], results: list[dict[str, Any]
     """What came of one trial."""
     runs = [f"trials/{cell_key(recipe)}" for recipe in recipes]
     known = [result for result in results if result is not None]
-    failed = next((result["error"] for result in known if "error" in result), None)
     nothing = {"validation": None, "by_seed": None, "seconds": None, "runs": runs}
     if len(known) < len(results):
         return {"status": "waiting", **nothing}
-    if failed is not None:
-        return {"status": "failed", **nothing, "error": failed}
+    for error in (result["error"] for result in known if "error" in result):
+        return {"status": "failed", **nothing, "error": error}
     metric = search.recipe.selects().removeprefix("valid/")
     values = [float(result["validation"][metric]) for result in known]
+    seconds = sum(result["seconds"] for result in known)
     return {
         "status": "done",
         "validation": statistics.fmean(values),
         "by_seed": values,
-        "seconds": sum(result["seconds"] for result in known),
+        "seconds": seconds,
         "runs": runs,
     }
 
