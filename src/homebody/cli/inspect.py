@@ -32,12 +32,9 @@ def inspect(
 ) -> None:
     """Show the message that one person's device would send in the first round: fields, bytes, and who learns what."""
     from homebody.cli.progress import watching
-    from homebody.methods import trust
-    from homebody.recipe import parse_fields
     from homebody.reference import federated
 
-    trust(method)
-    recipe = given.recipe(method, fields=parse_fields(method, settings or []), seed=seed)
+    recipe = given.recipe(method, settings, seed=seed)
     federated(recipe.build(), method, "it collects whole histories, no device sends it any")
     from homebody.audit.inspection import inspect as look
     from homebody.run import cohort_of, prepare, simulator

@@ -14,7 +14,7 @@ from typer import Argument, Option, echo
 
 from homebody import settings
 from homebody.errors import HomebodyError
-from homebody.recipe import Recipe
+from homebody.recipe import Recipe, parse_fields
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,11 +83,13 @@ class Given:
                 values[spec.name] = _value(spec, kind, self.typed[spec.name])
         return values
 
-    def recipe(self, method: str, **rest: Any) -> Recipe:
-        """The recipe for a method that was typed here, whose file is trusted."""
+    def recipe(self, method: str, fields: Sequence[str] | None = None, **rest: Any) -> Recipe:
+        """The recipe for a method that was typed here, whose file is trusted, and for fields of it, field=value."""
         from homebody.methods import trust
 
-        recipe: Recipe = self.owner(method=trust(method), **self.values(), **rest)
+        trusted = trust(method)
+        chosen = parse_fields(method, fields) if fields else {}
+        recipe: Recipe = self.owner(method=trusted, fields=chosen, **self.values(), **rest)
         return recipe
 
 

@@ -33,8 +33,7 @@ def run(
     """
     from homebody import run as runs
     from homebody.cli.progress import watching
-    from homebody.methods import find, trust
-    from homebody.recipe import parse_fields
+    from homebody.methods import find
     from homebody.reference import Reference
     from homebody.report.terminal import print_result
 
@@ -52,9 +51,7 @@ def run(
             raise HomebodyError(
                 "--trust-code is for --resume: leave it out, because a method given on the command line is trusted."
             )
-        trust(method)
-        fields = parse_fields(method, settings or [])
-        recipe = given.recipe(method, fields=fields, seed=seed, fused=not plain)
+        recipe = given.recipe(method, settings, seed=seed, fused=not plain)
         if (recipe.stages or recipe.budget) and issubclass(find(method), Reference):
             raise HomebodyError(
                 f"{method} is a centralised reference that collects raw data, so ε is ∞: leave out stages and budgets."

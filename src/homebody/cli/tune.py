@@ -39,19 +39,17 @@ def tune(
 
     The same command continues an interrupted search; with more --trials it adds to the finished ones.
     """
-    from homebody.methods import find, trust
-    from homebody.recipe import parse_fields
+    from homebody.methods import find
     from homebody.studies.space import parse_search, search_space, space_text
     from homebody.studies.tune import Search
     from homebody.studies.tune import tune as run_trials
     from homebody.studies.workers import cores
 
-    chosen = find(trust(method))
-    fixed = parse_fields(method, settings or [])
+    recipe = given.recipe(method, settings, seed=seed)
+    chosen = find(recipe.method)
     asked = parse_search(chosen, search or [])
     space, declared = search_space(chosen)
-    recipe = given.recipe(method, fields=fixed, seed=seed)
-    varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
+    varied = {**{name: where for name, where in space.items() if name not in recipe.fields}, **asked}
     wanted = Search(recipe, varied, trials, seeds)
     with watching_trials(recipe.short_method, recipe.selects(), quiet=as_json) as (watcher, watch):
         if not declared and varied:

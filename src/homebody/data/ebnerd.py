@@ -43,19 +43,13 @@ def read_ebnerd(folder: Path) -> Population:
     entries = [some["shown"].explode() for some in shown.values()]
     item_ids = pl.concat([history["item"], *entries]).unique().sort()
     owner = user_ids.search_sorted(history["user"]).to_numpy().astype(np.int64)
-    lines, before = [], []
-    for week, some in shown.items():
-        whose = user_ids.search_sorted(some["user"]).to_numpy().astype(np.int64)
+    table = pl.concat(shown.values())
+    whose = {week: user_ids.search_sorted(some["user"]).to_numpy().astype(np.int64) for week, some in shown.items()}
+    before = []
+    for week in weeks:
         known = history["time"] <= read[week]["time"].max()
-        before.append(np.bincount(owner[known.to_numpy()], minlength=len(user_ids))[whose])
-        lines.append(some.with_columns(whose=pl.Series(whose)))
-    table = pl.concat(lines)
-    numbered = table.with_row_index("line")
-    clicks = numbered.select("line", item="clicked").explode("item").unique().with_columns(clicked=pl.lit(True))
-    entries_shown = numbered.select("line", item="shown").explode("item")
-    marks = entries_shown.join(clicks, on=["line", "item"], how="left", maintain_order="left")["clicked"].fill_null(
-        False
-    )
+        before.append(np.bincount(owner[known.to_numpy()], minlength=len(user_ids))[whose[week]])
+    marks = table.explode("shown").select("shown", clicked=pl.col("shown").is_in(pl.col("clicked")))
     features, names, notes = _described(folder / "articles.parquet", item_ids)
     people = Population(
         "ebnerd",
@@ -70,10 +64,10 @@ def read_ebnerd(folder: Path) -> Population:
         notes=tuple(notes),
     )
     impressions = Impressions(
-        table["whose"].to_numpy(),
+        np.concatenate(list(whose.values())),
         pointers(table["shown"].list.len().to_numpy()),
-        item_ids.search_sorted(entries_shown["item"]).to_numpy().astype(np.int32),
-        marks.to_numpy(),
+        item_ids.search_sorted(marks["shown"]).to_numpy().astype(np.int32),
+        marks["clicked"].to_numpy(),
         table["time"].dt.epoch("s").to_numpy(),
         np.concatenate(before).astype(np.int64),
     )

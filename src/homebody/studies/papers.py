@@ -321,6 +321,12 @@ def _computed(reader: Reader, study: Study) -> Row:
     return row
 
 
+KEPT = {"rounds": int, "note": str, "notes": dict, "slice": dict}
+"""What a row has of the row that it builds on, unless it says otherwise."""
+OWN = {"published": dict, "published_sd": dict, "values": list, "fixed": bool, "diverges": bool}
+"""What a row has by itself alone."""
+
+
 def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -> Row:
     if study.kind in COMPUTED:
         return _computed(reader, study)
@@ -336,22 +342,10 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         data: {**row.on.get(data, {}), **fields} if isinstance(fields, dict) else fields
         for data, fields in reader.take("on", dict, {}).items()
     }
-    row = replace(
-        row,
-        fields={**row.fields, **reader.take("fields", dict, {})},
-        on={**row.on, **on},
-        run={**row.run, **reader.take("run", dict, {})},
-        rounds=reader.take("rounds", int, row.rounds),
-        published=reader.take("published", dict, {}),
-        published_sd=reader.take("published_sd", dict, {}),
-        note=reader.take("note", str, row.note),
-        notes=reader.take("notes", dict, row.notes),
-        values=reader.take("values", list, []),
-        serving={**row.serving, **reader.take("serving", dict, {})},
-        slice=reader.take("slice", dict, row.slice),
-        fixed=reader.take("fixed", bool, False),
-        diverges=reader.take("diverges", bool, False),
-    )
+    changed = {name: {**getattr(row, name), **reader.take(name, dict, {})} for name in ("fields", "run", "serving")}
+    kept = {name: reader.take(name, kind, getattr(row, name)) for name, kind in KEPT.items()}
+    own = {name: reader.take(name, kind, kind()) for name, kind in OWN.items()}
+    row = replace(row, on={**row.on, **on}, **changed, **kept, **own)
     reader.done()
     return row
 
