@@ -342,10 +342,11 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         data: {**row.on.get(data, {}), **fields} if isinstance(fields, dict) else fields
         for data, fields in reader.take("on", dict, {}).items()
     }
-    changed = {name: {**getattr(row, name), **reader.take(name, dict, {})} for name in ("fields", "run", "serving")}
-    kept = {name: reader.take(name, kind, getattr(row, name)) for name, kind in KEPT.items()}
-    own = {name: reader.take(name, kind, kind()) for name, kind in OWN.items()}
-    row = replace(row, on={**row.on, **on}, **changed, **kept, **own)
+    new: dict[str, Any] = {"on": {**row.on, **on}}
+    new |= {name: {**getattr(row, name), **reader.take(name, dict, {})} for name in ("fields", "run", "serving")}
+    new |= {name: reader.take(name, kind, getattr(row, name)) for name, kind in KEPT.items()}
+    new |= {name: reader.take(name, kind, kind()) for name, kind in OWN.items()}
+    row = replace(row, **new)
     reader.done()
     return row
 
