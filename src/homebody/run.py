@@ -31,6 +31,7 @@ from homebody.recipe import Recipe
 from homebody.reference import Reference, federated
 from homebody.report import RunFolder
 from homebody.report.record import Parameters, Result
+from homebody.settings import check_counts
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
 from homebody.view_vectors import make_views
@@ -302,8 +303,7 @@ def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int |
 
 
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
-    if recipe.rounds is not None and recipe.rounds < 1:
-        raise HomebodyError(f"Rounds must be at least 1, not {recipe.rounds}.")
+    check_counts(rounds=recipe.rounds)
     return recipe.rounds or method.about.rounds
 
 

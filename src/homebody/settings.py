@@ -23,6 +23,7 @@ __all__ = [
     "Kind",
     "Range",
     "check",
+    "check_counts",
     "check_params",
     "check_value",
     "common_params",
@@ -315,6 +316,16 @@ def proper_share(name: str, value: float) -> None:
     """Refuse a share that leaves nothing to one of two parts."""
     if value in (0.0, 1.0):
         raise HomebodyError(f"{name} must be above 0 and under 1, not {value:g}.")
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse a number of things below 1, by its name; None is not given.
+
+    >>> check_counts(seeds=3, rounds=None)
+    """
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise HomebodyError(f"{name.capitalize()} must be at least 1, not {count}.")
 
 
 def check_params(owner: Any) -> None:

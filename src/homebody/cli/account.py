@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = Typer(
-    help="Compute the ε of a mechanism or the noise for a budget; compare papers' claims; explain a run's ledger."
-)
+app = Typer()
 
 Rounds = Annotated[list[int], Option(help="Number of rounds; repeat for a table.")]
 Delta = Annotated[list[float], Option(help="δ, the probability with which the bound ε may fail; repeat for a table.")]

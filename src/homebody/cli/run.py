@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
+from homebody.settings import check_counts
 
 __all__ = ["compare", "run", "show"]
 
@@ -88,8 +89,7 @@ def compare(
     from homebody.report.terminal import print_comparison
     from homebody.run import execute
 
-    if seeds < 1:
-        raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
+    check_counts(seeds=seeds)
     recipes = [given.recipe(method, seed=seed) for method in dict.fromkeys(methods) for seed in range(seeds)]
     for recipe in recipes:
         recipe.build()

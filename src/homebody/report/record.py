@@ -205,8 +205,7 @@ class RunFolder:
 
     def check_rounds(self) -> None:
         """Refuse a record whose rounds end before its checkpoint."""
-        pointer = self._pointer()
-        step = pointer["step"] if pointer else 0
+        step, _ = self.stands()
         if len(self.rounds()) < step:
             raise HomebodyError(
                 f"{self.path / 'metrics.jsonl'} has {several(len(self.rounds()), 'whole round')}, but the checkpoint "
@@ -254,7 +253,7 @@ class RunFolder:
         for left in self.path.glob(".*.partial"):
             left.unlink()
         if (self.path / "metrics.jsonl").exists():
-            lines = self.rounds()[: pointer["step"] if pointer else 0]
+            lines = self.rounds()[: self.stands()[0]]
             self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         self._keep_state(pointer["file"] if pointer else "")
         return progress

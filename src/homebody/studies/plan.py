@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from homebody.data.sources import find
-from homebody.errors import HomebodyError, refuse_unknown, unknown_name
+from homebody.errors import refuse_unknown, unknown_name
 from homebody.recipe import Recipe
+from homebody.settings import check_counts
 from homebody.studies import probes
 from homebody.studies.papers import Paper
 from homebody.studies.provenance import command_text
@@ -63,9 +64,7 @@ def plan(
     data_dir: str | None = None,
 ) -> Plan:
     """The plan of a command. Without a table or a figure it has all of them."""
-    for name, value in (("Seeds", seeds), ("Rounds", rounds)):
-        if value is not None and value < 1:
-            raise HomebodyError(f"{name} must be at least 1, not {value}.")
+    check_counts(seeds=seeds, rounds=rounds)
     chosen = _named("table", table, paper.tables, figure is None)
     chosen += _named("figure", figure, paper.figures, table is None)
     under = {name for study in chosen for name in study.protocols}

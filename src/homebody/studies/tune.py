@@ -26,8 +26,8 @@ from homebody.methods import find
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import Watcher, prepare
-from homebody.settings import params
-from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, count_done, run_cells
+from homebody.settings import check_counts, params
+from homebody.studies.cells import CellProgress, cell_key, code_version, commit, count_done, run_cells
 from homebody.studies.space import Space, points, space_text
 
 __all__ = ["Search", "command", "tune"]
@@ -76,7 +76,7 @@ def tune(
 ) -> dict[str, Any]:
     """Run the trials that are not done yet and return the record; `watch` receives it as it grows."""
     _check(search)
-    check_jobs(jobs)
+    check_counts(jobs=jobs)
     watcher = watcher or Watcher()
     path = out / search.name
     settings = search.settings()
@@ -129,9 +129,7 @@ def _check(search: Search) -> None:
     recipe = search.recipe
     recipe.check()
     recipe.build()
-    for name, count in (("Trials", search.trials), ("Seeds", search.seeds)):
-        if count < 1:
-            raise HomebodyError(f"{name} must be at least 1, not {count}.")
+    check_counts(trials=search.trials, seeds=search.seeds)
     if not recipe.selects().startswith("valid/"):
         raise HomebodyError(f"Trials are chosen on validation, by a metric under valid/, not by '{recipe.selects()}'.")
     for name in search.space:
