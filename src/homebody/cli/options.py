@@ -95,7 +95,11 @@ class Given:
 
 def from_settings(owner: Any, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, as `given`, an option for each setting of a dataclass that has a panel, or is named here."""
-    typed = [(spec, kind) for spec, kind in _typed(owner) if not names or spec.name in names]
+    shown = [(spec, kind) for spec, kind in settings.declared(owner).values() if spec.metadata["panel"]]
+    # The order of `--help`: panels as they are first named, then ranks.
+    panels = list(dict.fromkeys(spec.metadata["panel"] for spec, _ in shown))
+    shown.sort(key=lambda pair: (panels.index(pair[0].metadata["panel"]), pair[0].metadata.get("rank", 0)))
+    typed = [(spec, kind) for spec, kind in shown if not names or spec.name in names]
     shared = [parameter for spec, kind in typed for parameter in _parameters(spec, kind)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -114,13 +118,6 @@ def from_settings(owner: Any, *names: str) -> Callable[[Callable[..., None]], Ca
         return wrapped
 
     return decorate
-
-
-def _typed(owner: Any) -> list[tuple[Field[Any], settings.Kind]]:
-    """The settings that are options, in the order of `--help`: panels as they are first named, then ranks."""
-    shown = [(spec, kind) for spec, kind in settings.declared(owner).values() if spec.metadata["panel"]]
-    panels = list(dict.fromkeys(spec.metadata["panel"] for spec, _ in shown))
-    return sorted(shown, key=lambda pair: (panels.index(pair[0].metadata["panel"]), pair[0].metadata.get("rank", 0)))
 
 
 def _parameters(spec: Field[Any], kind: settings.Kind) -> Iterator[inspect.Parameter]:

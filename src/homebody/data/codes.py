@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -226,7 +226,9 @@ class Code:
         if self.text:
             grams = trigrams(pl.Series([str(value)]))
             return [str(gram) for gram in grams.distinct.gather(grams.value).to_list()]
-        parts: Iterable[object] = value.split(SEPARATOR) if isinstance(value, str) else _several(value)
+        if isinstance(value, str):
+            value = value.split(SEPARATOR)
+        parts = value if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
         return [text for text in dict.fromkeys(_plain(part) for part in parts) if text]
 
     def to_json(self) -> dict[str, Any]:
@@ -290,10 +292,6 @@ def _plain(value: object) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value).strip()
-
-
-def _several(value: object) -> Sequence[object]:
-    return list(value) if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
 
 
 def _not_a_code() -> HomebodyError:

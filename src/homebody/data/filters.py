@@ -214,6 +214,10 @@ class _Left:
             shown = replace(
                 shown, users=_numbers(users)[shown.users], items=_numbers(items)[shown.items].astype(np.int32)
             )
+        if (elsewhere := whole.elsewhere) is not None:
+            keep = users[elsewhere.owners] & items[elsewhere.items]
+            owners, others = _numbers(users)[elsewhere.owners[keep]], _numbers(items)[elsewhere.items[keep]]
+            elsewhere = UserItems.of(owners, others, int(users.sum()))
         who, what = np.flatnonzero(users), np.flatnonzero(items)
         return replace(
             whole,
@@ -229,7 +233,7 @@ class _Left:
             ratings=whole.ratings if whole.ratings is None or row is None else whole.ratings[row],
             contexts=whole.contexts if whole.contexts is None or row is None else whole.contexts.rows(row),
             impressions=shown,
-            elsewhere=None if whole.elsewhere is None else _elsewhere(whole.elsewhere, users, items),
+            elsewhere=elsewhere,
         )
 
 
@@ -244,13 +248,6 @@ def _first(order: npt.NDArray[np.float64], count: int) -> Mask:
 def _numbers(kept: Mask) -> npt.NDArray[np.int64]:
     """The new number of each that is kept."""
     return np.cumsum(kept) - 1
-
-
-def _elsewhere(elsewhere: UserItems, users: Mask, items: Mask) -> UserItems:
-    """What is left of what users have elsewhere, in the new numbers."""
-    keep = users[elsewhere.owners] & items[elsewhere.items]
-    owners, numbers = _numbers(users)[elsewhere.owners[keep]], _numbers(items)[elsewhere.items[keep]]
-    return UserItems.of(owners, numbers, int(users.sum()))
 
 
 def kept_impressions(impressions: Impressions, keep: Mask) -> Impressions:

@@ -278,22 +278,17 @@ class Split:
             getattr(self.population, name) for name in ("user_features", "item_features", "contexts")
         )
         rng, nothing = Rng.of(self.seed), Encoded({}, ())
-        owners = np.repeat(np.arange(self.n_users), self.population.lengths)
-        around = (
-            None if contexts is None else encode(contexts, self._learnt, unit="interactions", owners=owners, rng=rng)
-        )
+        around = nothing
+        if contexts is not None:
+            learnt = np.zeros(self.population.n_interactions, dtype=np.bool_)
+            learnt[self.interactions("train")] = True
+            owners = np.repeat(np.arange(self.n_users), self.population.lengths)
+            around = encode(contexts, learnt, unit="interactions", owners=owners, rng=rng)
         return {
             "users": nothing if people is None else encode(people, self.learn, unit="users", rng=rng),
             "items": nothing if items is None else encode(items, known, unit="items"),
-            "contexts": around or nothing,
+            "contexts": around,
         }
-
-    @property
-    def _learnt(self) -> Bools:
-        """Which of the population's interactions are learnt from."""
-        marks = np.zeros(self.population.n_interactions, dtype=np.bool_)
-        marks[self.interactions("train")] = True
-        return marks
 
     def interactions(self, part: Part) -> Rows:
         """Numbers of the interactions in one part, of everyone; of training, what is learnt from alone."""
