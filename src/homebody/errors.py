@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-__all__ = ["Abandoned", "Diverged", "HomebodyError", "Unavailable", "several", "unknown_name"]
+__all__ = ["Abandoned", "Diverged", "HomebodyError", "Unavailable", "refuse_unknown", "several", "unknown_name"]
 
 
 class HomebodyError(Exception):
@@ -40,6 +40,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> HomebodyError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return HomebodyError(f"There is no {kind} '{name}'{hint} Known: {', '.join(names)}.")
+
+
+def refuse_unknown(kind: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise `unknown_name` for the first of these names that is not known.
+
+    >>> refuse_unknown("method", ["pfedrec"], {"pfedrec", "fedmf"})
+    """
+    for name in names:
+        if name not in known:
+            raise unknown_name(kind, name, known)
 
 
 def several(count: float, what: str, many: str = "") -> str:

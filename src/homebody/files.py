@@ -22,6 +22,7 @@ __all__ = [
     "SHARED",
     "appending",
     "holding",
+    "insisting",
     "is_full",
     "is_held",
     "private_folder",
@@ -155,6 +156,15 @@ def appending(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise unwritten(path, error) from error
+
+
+@contextmanager
+def insisting(sentence: str) -> Iterator[None]:
+    """Say what the system refuses in the block: the sentence, and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise HomebodyError(f"{sentence}: {error.strerror or error}.") from error
 
 
 def is_full(error: OSError) -> bool:

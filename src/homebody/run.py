@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -31,6 +31,7 @@ from homebody.recipe import Recipe
 from homebody.reference import Reference, federated
 from homebody.report import RunFolder
 from homebody.report.record import Parameters, Result
+from homebody.settings import check_counts
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
 from homebody.view_vectors import make_views
@@ -68,6 +69,8 @@ CHANGED = (
     "before and after is charged."
 )
 
+OF_DATA = ("data_dir", "user_features", "item_features", "kinds", "vocabularies", "impressions", "views", "filters")
+"""The fields of a recipe that say what is read of the data, beside its columns."""
 REMEDIES = {
     "impressions": "choose other data, or give --impressions FILE",
     "item features": "choose other data, or give --item-features FILE",
@@ -183,15 +186,8 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
     """The population of a recipe, with its features, after its filters and without what is elsewhere."""
     population = load(
         recipe.data,
-        data_dir=recipe.data_dir,
         **cast(dict[str, Any], recipe.columns),
-        user_features=recipe.user_features,
-        item_features=recipe.item_features,
-        kinds=recipe.kinds,
-        vocabularies=recipe.vocabularies,
-        impressions=recipe.impressions,
-        views=recipe.views,
-        filters=recipe.filters,
+        **{name: getattr(recipe, name) for name in OF_DATA},
         say=watcher.say,
         progress=watcher.fetched,
     )
@@ -222,8 +218,13 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         raise HomebodyError(
             f"{recipe.method} needs {lacking}, which {population.name} does not have: {REMEDIES[lacking]}."
         )
-    if method.scoring.predicts == "ratings":
-        _refuse_unrated(recipe, population)
+    if method.scoring.predicts == "ratings" and population.ratings is None:
+        raise HomebodyError(
+            f"{recipe.short_method} predicts ratings with these settings, and {population.name} has none: "
+            "leave out --set output=explicit, or name their column with --rating-col."
+        )
+    if method.scoring.predicts == "ratings" and recipe.split.startswith("impressions"):
+        raise HomebodyError("Impressions have no ratings to predict: choose another split.")
     split = split_population(
         population,
         recipe.split,
@@ -259,17 +260,6 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
     return method, split
 
 
-def _refuse_unrated(recipe: Recipe, population: Population) -> None:
-    """Refuse data without the ratings that a rating prediction is trained on and measured by."""
-    if population.ratings is None:
-        raise HomebodyError(
-            f"{recipe.short_method} predicts ratings with these settings, and {population.name} has none: "
-            "leave out --set output=explicit, or name their column with --rating-col."
-        )
-    if recipe.split.startswith("impressions"):
-        raise HomebodyError("Impressions have no ratings to predict: choose another split.")
-
-
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
     """The charges of one round of each phase, and its number of rounds. Public phases are left out."""
     members = len(split.members(method.needs))
@@ -288,11 +278,10 @@ def _calibrated(
     budget = recipe.allowed()
     if not recipe.calibrate or budget is None or not isinstance(method, Method):
         return recipe, method
-    fixed: Method = method
 
-    def planned(channel: Channel) -> list[tuple[Sequence[Charge], int]]:
-        rounds = _planned(recipe, replace(fixed, uplink=channel), split)  # type: ignore[type-var]
-        before = run_notes.counted(fixed, split, [charges for charges, _ in rounds])
+    def planned(channel: Channel, method: Method = method) -> list[tuple[Sequence[Charge], int]]:
+        rounds = _planned(recipe, replace(method, uplink=channel), split)  # type: ignore[type-var]
+        before = run_notes.counted(method, split, [charges for charges, _ in rounds])
         return [*rounds, *((charges, 1) for charges in before.values())]
 
     noise = calibrated(method.uplink, budget, planned)
@@ -314,8 +303,7 @@ def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int |
 
 
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
-    if recipe.rounds is not None and recipe.rounds < 1:
-        raise HomebodyError(f"Rounds must be at least 1, not {recipe.rounds}.")
+    check_counts(rounds=recipe.rounds)
     return recipe.rounds or method.about.rounds
 
 
@@ -453,8 +441,8 @@ def _reference(job: _Job, method: Reference) -> _Outcome:
 def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:
     """The result of a simulated run, from its record."""
     recipe, split, evaluated, lines = job.recipe, job.split, outcome.evaluated, job.folder.rounds()
-    other = (run_notes.unheld(recipe, method), run_notes.guessing(evaluated, split))
-    notes = (run_notes.notes_of(method, split), recipe.unshuffled(), *other)
+    notes = [*run_notes.notes_of(method, split), *recipe.unshuffled(), *run_notes.unheld(recipe, method)]
+    notes += run_notes.guessing(evaluated, split)
     result = run_notes.result_of(
         recipe,
         method,
@@ -465,7 +453,7 @@ def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:
         meaning=describe(recipe.protocol, split.how, split.negatives, recipe.split, split.enough),
         chosen=outcome.chosen,
         stopped=outcome.stopped,
-        notes=[*chain(*notes), *([CHANGED] if len(job.ledger.digests()) > 1 else [])],
+        notes=[*notes, *([CHANGED] if len(job.ledger.digests()) > 1 else [])],
         run=job.folder.path,
     )
     result["passes"] = getattr(method, "passes", getattr(method, "epochs", 1))

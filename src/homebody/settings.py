@@ -16,13 +16,14 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from homebody.errors import HomebodyError, several, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, several
 
 __all__ = [
     "KINDS",
     "Kind",
     "Range",
     "check",
+    "check_counts",
     "check_params",
     "check_value",
     "common_params",
@@ -205,9 +206,7 @@ def read(owner: type[T], values: Mapping[str, Any], what: str, kind: str, **tabl
     """
     specs = fields(owner)  # type: ignore[arg-type]
     names = [spec.name for spec in specs]
-    for name in values:
-        if name not in names:
-            raise unknown_name(kind, name, names)
+    refuse_unknown(kind, values, names)
     values = {**values, **{name: table(values.get(name, {})) for name, table in tables.items()}}
     for spec in specs:
         if spec.name not in values and default_of(spec) is MISSING:
@@ -317,6 +316,16 @@ def proper_share(name: str, value: float) -> None:
     """Refuse a share that leaves nothing to one of two parts."""
     if value in (0.0, 1.0):
         raise HomebodyError(f"{name} must be above 0 and under 1, not {value:g}.")
+
+
+def check_counts(**counts: int | None) -> None:
+    """Refuse a number of things below 1, by its name; None is not given.
+
+    >>> check_counts(seeds=3, rounds=None)
+    """
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise HomebodyError(f"{name.capitalize()} must be at least 1, not {count}.")
 
 
 def check_params(owner: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from homebody.core import Newcomer, Recommended
 from homebody.data import Population
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.privacy import Channel
 from homebody.privacy.views import ToView
@@ -102,8 +102,7 @@ def recommend_to_view(
         clip=facts.views.clip if facts.views else 0.5,
         z=facts.view_noise.z if facts.view_noise else None,
     )
-    if release.view not in views:
-        raise unknown_name("view of this run", release.view, views)
+    refuse_unknown("view of this run", [release.view], views)
     if len(views) == 1:
         raise HomebodyError(f"{release.view} is the only view: there is nothing to hide from it. Leave out --to-view.")
     client: Clients = runtime

@@ -279,7 +279,7 @@ class MethodContract:
     def test_the_kernel_equals_the_vmapped_client(self) -> None:
         method, shared, locals_ = self._start()
         for number in (1, 2):
-            batches = _prepare(method, stack(self.clients()), _keys(number, len(self.clients())))
+            batches = self._batches(number)
             update, after = _cohort(method, shared, locals_, batches)
             plain_update, plain_after = train_many(method, shared, locals_, batches, fused=False)
             self._same(update, plain_update, f"update of round {number}")
@@ -289,7 +289,7 @@ class MethodContract:
 
     def test_adapting_many_equals_adapting_each(self) -> None:
         method, shared, locals_ = self._start()
-        batches = _prepare(method, stack(self.clients()), _keys(1, len(self.clients())))
+        batches = self._batches()
         adapted = adapt_many(method, shared, locals_, batches)
         for number in range(len(self.clients())):
             adapted_alone = method.adapt(shared, _row(locals_, number), _row(batches, number))
@@ -297,30 +297,24 @@ class MethodContract:
 
     def test_the_vmapped_client_equals_a_loop_over_clients(self) -> None:
         method, shared, locals_ = self._start()
-        stacked, keys = stack(self.clients()), _keys(1, len(self.clients()))
-        batches = _prepare(method, stacked, keys)
-        update, after = train_many(method, shared, locals_, batches, fused=False)
+        stacked, keys, batches = stack(self.clients()), _keys(1, len(self.clients())), self._batches()
+        trained = train_many(method, shared, locals_, batches, fused=False)
         for number in range(len(keys)):
             batch = method.prepare(data_of(*(part[number] for part in stacked)), Rng(keys[number]))
             self._same(batch, _row(batches, number), f"batch of client {number}")
-            own_update, own_after = method.client(shared, _row(locals_, number), batch)
-            self._same(own_update, _row(update, number), f"update of client {number}")
-            self._same(own_after, _row(after, number), f"local state of client {number}")
+            self._same_client(method.client(shared, _row(locals_, number), batch), trained, number)
 
     def test_a_client_is_the_same_alone_and_in_a_padded_cohort(self) -> None:
         method, shared, locals_ = self._start()
-        clients = self.clients()
-        keys = _keys(1, len(clients))
-        everything = torch.arange(CATALOGUE.n_items)
-        stacked = stack(clients, extra=5)
-        update, after = train_many(method, shared, locals_, _prepare(method, stacked, keys), fused=False)
-        scores = _scores(method, shared, after, stacked, everything)
+        clients, everything = self.clients(), torch.arange(CATALOGUE.n_items)
+        keys, stacked = _keys(1, len(clients)), stack(clients, extra=5)
+        trained = train_many(method, shared, locals_, _prepare(method, stacked, keys), fused=False)
+        score = lambda local, *parts: method.score(shared, local, data_of(*parts), everything)  # noqa: E731
+        scores = vmap(score)(trained[1], *stacked)
         for number, data in enumerate(clients):
-            batch = method.prepare(data, Rng(keys[number]))
-            own_update, own_after = method.client(shared, _row(locals_, number), batch)
-            self._same(own_update, _row(update, number), f"update of client {number}")
-            self._same(own_after, _row(after, number), f"local state of client {number}")
-            own_scores = method.score(shared, own_after, data, everything)
+            own = method.client(shared, _row(locals_, number), method.prepare(data, Rng(keys[number])))
+            self._same_client(own, trained, number)
+            own_scores = method.score(shared, own[1], data, everything)
             self._same({"": own_scores}, {"": scores[number]}, f"scores of client {number}")
 
     def test_inputs_are_left_as_they_are_and_calling_twice_gives_the_same(self) -> None:
@@ -341,8 +335,7 @@ class MethodContract:
         method, shared, locals_ = self._start()
         names: set[tuple[str, ...]] = set()
         for number in (1, 2):
-            batches = _prepare(method, stack(self.clients()), _keys(number, len(self.clients())))
-            update, locals_ = _cohort(method, shared, locals_, batches)
+            update, locals_ = _cohort(method, shared, locals_, self._batches(number))
             names.add(tuple(sorted(update)))
             for name, value in update.items():
                 tensor = value.value if isinstance(value, Rows) else value
@@ -350,8 +343,7 @@ class MethodContract:
                 assert bool(torch.isfinite(tensor).all()), f"update '{name}' is not finite"
                 if isinstance(value, Rows):
                     assert value.index.dtype == torch.int64, f"update '{name}' has indices of {value.index.dtype}"
-                    inside = (value.index >= -1) & (value.index < value.size)
-                    assert bool(inside.all()), f"update '{name}' has an index outside its table"
+                    assert _inside(value), f"update '{name}' has an index outside its table"
             if "loss" in locals_:
                 assert locals_["loss"].shape == (len(self.clients()),), "the loss is one number a client"
                 assert bool(torch.isfinite(locals_["loss"]).all()), "the loss is not finite"
@@ -380,9 +372,8 @@ class MethodContract:
             ("client", method.client(shared, _row(locals_, 0), method.prepare(clients[0], Rng(keys[0])))[0]),
         ):
             for value in update.values():
-                if isinstance(value, Rows):
-                    inside = (value.index >= -1) & (value.index < value.size)
-                    assert bool(inside.all()), f"{name} of hostile parameters names a row outside its table"
+                outside = isinstance(value, Rows) and not _inside(value)
+                assert not outside, f"{name} of hostile parameters names a row outside its table"
         method.score(shared, _row(locals_, 0), clients[0], torch.arange(CATALOGUE.n_items))
 
     def test_the_estimate_of_its_work_holds(self) -> None:
@@ -432,8 +423,7 @@ class MethodContract:
 
     def test_the_server_keeps_names_and_shapes_and_leaves_its_inputs_as_they_are(self) -> None:
         method, shared, locals_ = self._start()
-        count = len(self.clients())
-        update, _ = _cohort(method, shared, locals_, _prepare(method, stack(self.clients()), _keys(1, count)))
+        update, _ = _cohort(method, shared, locals_, self._batches())
         total, state = self.total(update), method.init_server(shared)
         _unmoved("server", lambda s, held, sums: method.server(s, held, self.round(sums)), shared, state, total)
         after, state_after = method.server(shared, state, self.round(total))
@@ -448,15 +438,12 @@ class MethodContract:
 
     def test_a_score_is_one_number_an_item_whatever_the_order_of_items(self) -> None:
         method, shared, locals_ = self._start()
-        stacked = stack(self.clients())
-        batches = _prepare(method, stacked, _keys(1, len(self.clients())))
-        _, locals_ = _cohort(method, shared, locals_, batches)
+        _, locals_ = _cohort(method, shared, locals_, self._batches())
         everything = torch.arange(CATALOGUE.n_items)
         for number, data in enumerate(self.clients()):
             scores = method.score(shared, _row(locals_, number), data, everything)
-            assert scores.shape == everything.shape, (
-                f"the scores of {len(everything)} items have the shape {tuple(scores.shape)}"
-            )
+            shape = f"the scores of {len(everything)} items have the shape {tuple(scores.shape)}"
+            assert scores.shape == everything.shape, shape
             assert scores.is_floating_point(), f"scores are {scores.dtype}"
             assert bool(torch.isfinite(scores).all()), "scores are not finite"
             for items in (everything.flip(0), everything[4:9], torch.tensor([6, 6, 0])):
@@ -506,6 +493,14 @@ class MethodContract:
         shared = method.init_shared(CATALOGUE, Rng.of(3, "shared"))
         locals_ = vmap(lambda key: method.init_local(shared, Rng(key)))(_keys(0, len(self.clients())))
         return method, shared, locals_
+
+    def _batches(self, number: int = 1) -> Tree:
+        """What every client works on in the round of this number, stacked."""
+        return _prepare(self.method(), stack(self.clients()), _keys(number, len(self.clients())))
+
+    def _same_client(self, own: tuple[Tree, Tree], trained: tuple[Tree, Tree], number: int) -> None:
+        for what, mine, every in zip(("update", "local state"), own, trained, strict=True):
+            self._same(mine, _row(every, number), f"{what} of client {number}")
 
     def _serve(self, method: Method, shared: Tree, update: Tree) -> Tree:
         return method.server(shared, method.init_server(shared), self.round(self.total(update)))[0]
@@ -580,11 +575,7 @@ class ReferenceContract:
         assert unchanged, "fit changes the histories it is given"
 
     def test_it_is_better_than_chance(self) -> None:
-        split = self.people()
-        score = self.trained()
-        mean, error = chance(split)
-        reached = measure(split, score).metrics[SELECT]
-        assert reached > mean + 4 * error, f"{reached:.3f} is no better than chance"
+        _better_than_chance(self.people(), self.trained(), "")
 
     def test_late_comers_teach_nothing(self) -> None:
         given = self.people().histories()
@@ -599,15 +590,19 @@ class ReferenceContract:
         assert torch.equal(left, right), "what late-comers have changes the scores of those who were there"
 
     def test_late_comers_are_scored(self) -> None:
-        split, given = self.people(), self.people().histories()
+        split = self.people()
         late = np.arange(split.n_users) % 2 == 0
-        score = self.trained(given._replace(learn=~late))
-        mean, error = chance(split)
-        reached = measure(split, score).metrics[SELECT]
-        assert reached > mean + 4 * error, f"with half of the users late, {reached:.3f} is no better than chance"
+        score = self.trained(split.histories()._replace(learn=~late))
+        _better_than_chance(split, score, "with half of the users late, ")
 
     def test_hyper_parameters_cannot_be_assigned_or_senseless(self) -> None:
         _check_fields(self.reference())
+
+
+def _better_than_chance(split: Split, score: Score, when: str) -> None:
+    mean, error = chance(split)
+    reached = measure(split, score).metrics[SELECT]
+    assert reached > mean + 4 * error, f"{when}{reached:.3f} is no better than chance"
 
 
 def _keys(number: int, count: int) -> Tensor:
@@ -616,11 +611,6 @@ def _keys(number: int, count: int) -> Tensor:
 
 def _prepare(method: Method, stacked: tuple[Tensor, ...], keys: Tensor) -> Tree:
     return vmap(lambda key, *parts: method.prepare(data_of(*parts), Rng(key)))(keys, *stacked)
-
-
-def _scores(method: Method, shared: Tree, locals_: Tree, stacked: tuple[Tensor, ...], items: Tensor) -> Tensor:
-    score: Callable[..., Tensor] = lambda local, *parts: method.score(shared, local, data_of(*parts), items)  # noqa: E731
-    return vmap(score)(locals_, *stacked)
 
 
 def _cohort(method: Method, shared: Tree, locals_: Tree, batches: Tree) -> tuple[Tree, Tree]:
@@ -645,6 +635,10 @@ def _sum(update: Tree) -> Tree:
         else value.sum(0)
         for name, value in update.items()
     }
+
+
+def _inside(rows: Rows) -> bool:
+    return bool(((rows.index >= -1) & (rows.index < rows.size)).all())
 
 
 def _whole(value: Tensor | Rows) -> Tensor:

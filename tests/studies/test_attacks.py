@@ -141,7 +141,7 @@ def test_zero_is_the_common_start() -> None:
     method = PrivRec(factors=4, hidden="8", epochs=2, learning_rate=0.5, adapt_epochs=0, adapt_rate=0.0)
     runtime = Simulator(split)
     fitted = fit(method, runtime, rounds=1, cohort=10, evaluate_every=0)
-    found = probes.adaptation(method, runtime, fitted.shared, "adapt_epochs=0,2")
+    found = probes.adaptation(probes.ProbedRun(fitted, recipe, "adapt_epochs=0,2"))
     assert found["people"] == len(split.asked())
     still = runtime.evaluate(PrivRec(**{**vars(method), "adapt_rate": 1e-30}), fitted.shared).metrics
     assert found["metrics"]["0"] == pytest.approx({n: v for n, v in still.items() if not n.startswith("valid/")})

@@ -196,7 +196,7 @@ def test_ties_count_half() -> None:
 
 def test_what_a_panel_shows() -> None:
     for method, touched in ((Fixed(), 1), (Untuned(), 0)):
-        found = probes.embedding(held(method), held(method).runtime.split.population, seed=0)  # type: ignore[attr-defined]
+        found = probes.embedding(probes.ProbedRun(held(method), PFEDREC))
         assert (found["user"], found["items"], found["touched"], found["tuned"]) == (0, 7, touched, bool(touched))
         assert [probes.MARKS[mark] for mark in found["mark"]] == [
             *["training item"] * 3,
@@ -296,7 +296,7 @@ def test_the_same_people_and_items_in_every_panel(tmp_path: Path) -> None:
 def test_nothing_to_look_at(probe: str, method: Method, expected: str) -> None:
     fitted = held(method)
     with pytest.raises(HomebodyError, match=expected):
-        probes.PROBES[probe](probes.ProbedRun(fitted, fitted.runtime.split.population, PFEDREC, ""))  # type: ignore[attr-defined]
+        probes.PROBES[probe](probes.ProbedRun(fitted, PFEDREC))
 
 
 @pytest.mark.parametrize(

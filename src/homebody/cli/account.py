@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = Typer(
-    help="Compute the ε of a mechanism or the noise for a budget; compare papers' claims; explain a run's ledger."
-)
+app = Typer()
 
 Rounds = Annotated[list[int], Option(help="Number of rounds; repeat for a table.")]
 Delta = Annotated[list[float], Option(help="δ, the probability with which the bound ε may fail; repeat for a table.")]
@@ -125,10 +123,9 @@ def _noise(name: str, about: str, deltas: list[float]) -> None:
         drawn = _sampling(sampling, cohort, population, relation)
         release = GaussianRelease if name == "gaussian" else LaplaceRelease
         event = partial(release, relation=cast("Relation", relation), sampling=drawn)
-        said: dict[str, Any] = {"mechanism": name, "relation": relation, "sampling": drawn.kind}
-        if drawn.kind != "none":
-            said |= {"cohort": drawn.cohort, "population": drawn.population}
-        _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+        _answer(
+            Inquiry(_about(name, relation, drawn), "noise", noise, epsilon, event, rounds, delta, group), plot, as_json
+        )
 
     app.command(name, help=about)(command)
 
@@ -164,10 +161,7 @@ def skellam(
     if steps is None:
         steps = fitting(max(0, entries)) * (1 if relation == "add-remove" else 2)
     event = partial(SkellamRelease, steps=steps, entries=entries, relation=cast("Relation", relation), sampling=drawn)
-    said: dict[str, Any] = {"mechanism": "skellam", "relation": relation, "sampling": drawn.kind}
-    if drawn.kind != "none":
-        said |= {"cohort": drawn.cohort, "population": drawn.population}
-    said |= {"steps": steps} | ({"entries": entries} if entries else {})
+    said = _about("skellam", relation, drawn) | {"steps": steps} | ({"entries": entries} if entries else {})
     notes = (SEMI_HONEST,) if (cohort or 0) > COMPLETE else ()
     _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group, notes), plot, as_json)
 
@@ -191,10 +185,8 @@ def secure_sum(
 
 
 def _print_cost(found: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
     figures = Table("of a secure sum", "")
     for name, text in (
         ("parties", f"{found['parties']:,}"),
@@ -207,13 +199,10 @@ def _print_cost(found: dict[str, Any]) -> None:
         ("noise beyond what is counted on, √(n/h)", f"{found['excess_noise']:.3f} ×"),
     ):
         figures.add_row(name, text)
-    console.print(figures)
     traffic = Table("exchange", "bytes that a party sends", "bytes that it receives")
     for row in found["exchanges"]:
         traffic.add_row(row["exchange"], f"{row['sent']:,}", f"{row['received']:,}")
-    console.print(traffic)
-    for note in found["notes"]:
-        console.print(note, highlight=False)
+    options.show(figures, traffic, *found["notes"], soft_wrap=False, markup=True)
 
 
 def _odds(value: float) -> str:
@@ -277,6 +266,11 @@ def _sampling(kind: str | None, cohort: int | None, population: int | None, rela
     return Sampling() if kind == "none" else drawn
 
 
+def _about(mechanism: str, relation: str, drawn: Sampling) -> dict[str, Any]:
+    sizes = {} if drawn.kind == "none" else {"cohort": drawn.cohort, "population": drawn.population}
+    return {"mechanism": mechanism, "relation": relation, "sampling": drawn.kind, **sizes}
+
+
 def _answer(asked: Inquiry, plot: Path | None, as_json: bool) -> None:
     """A row for each number of rounds and each δ: ε for what was given, or what must be given for ε."""
     from homebody.report.record import jsonable
@@ -336,13 +330,10 @@ def _calibrated(asked: Inquiry, count: int, delta: float) -> float:
 
 
 def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from homebody.report.statement import figure
 
-    console = Console()
-    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     table = Table(name.replace("_", " "), "rounds", "δ", "ε", "by", "ε of one round", "other valid bounds")
     for row in rows:
         others = ", ".join(f"{who} {figure(e)}" for who, e in row["bounds"].items() if who != row["accountant"])
@@ -350,9 +341,9 @@ def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) ->
             *(f"{row[name]:.4g}", f"{row['rounds']:,}", f"{row['delta']:g}", figure(row["epsilon"]), row["accountant"]),
             *(figure(row["epsilon_of_one_round"]), others),
         )
-    console.print(table)
-    for note in dict.fromkeys(note for row in rows for note in row["notes"]):
-        console.print(note, highlight=False)
+    asked = ", ".join(f"{key} {value}" for key, value in about.items())
+    notes = dict.fromkeys(note for row in rows for note in row["notes"])
+    options.show(asked, table, *notes, soft_wrap=False, markup=True)
 
 
 def _print_paper(name: str, as_json: bool) -> None:
@@ -381,12 +372,10 @@ def _print_paper(name: str, as_json: bool) -> None:
 
 
 def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from homebody.report.statement import figure
 
-    console = Console()
     reasons = list(dict.fromkeys(row["why"] for row in rows))
     table = Table("what", "observer", "unit", "δ", "claimed ε", "certified ε", "by", "why", title=title)
     for row in rows:
@@ -395,9 +384,8 @@ def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
             *(row["what"], row["observer"], row["unit"], f"{row['delta']:g}", claimed, figure(row["certified"])),
             *(row["accountant"], str(reasons.index(row["why"]) + 1)),
         )
-    console.print(table)
-    for number, why in enumerate(reasons, start=1):
-        console.print(f"{number}. {why}", highlight=False)
+    numbered = (f"{number}. {why}" for number, why in enumerate(reasons, start=1))
+    options.show(table, *numbered, soft_wrap=False, markup=True)
 
 
 def _draw(file: Path, asked: Inquiry, value: float) -> None:

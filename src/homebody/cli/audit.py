@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typer import Argument, Exit, Option
 
 from homebody.cli import options
 from homebody.cli.progress import Bar
-from homebody.errors import HomebodyError, several, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, several
 
 if TYPE_CHECKING:
     from homebody.audit.canaries import Finding, Visible
@@ -108,8 +108,7 @@ def audit(
 
     Exit code 1: a measured lower bound exceeds the certified ε, or an attack does better than that ε allows.
     """
-    if attack not in OWN:
-        raise unknown_name("attack", attack, OWN)
+    refuse_unknown("attack", [attack], OWN)
     typed: dict[str, Any] = {"users": users, "canaries": canaries, "trials": trials, "confidence": confidence}
     typed |= {"people": people, "shadows": shadows, "rounds": rounds}
     typed |= {"target": attacked, "feature": feature, "sigma": sigma, "participations": participations}
@@ -296,23 +295,16 @@ def _print(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], lines: Iterable[str], *, no_wrap: bool = False
 ) -> None:
     """A table whose first column has names and the others numbers, and lines that explain it."""
-    from rich.console import Console
-
-    from homebody.report.words import say
-
-    console, table = Console(), options.table(headings, headings[1:], title=title, no_wrap=no_wrap)
+    table = options.table(headings, headings[1:], title=title, no_wrap=no_wrap)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
-    say(console, *lines)
+    options.show(table, *lines)
 
 
 def _print_reading(reading: dict[str, Any], method: str) -> None:
-    from homebody.report.words import epsilon as epsilon_text
-
     low, high = reading["interval"]
     kind = "the sum" if reading["reads"].startswith("the sum") else "the message"
-    epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in reading["epsilon"].items())
+    epsilon = ", ".join(f"{who} {_epsilon(value)}" for who, value in reading["epsilon"].items())
     unbounded = "∞ against the server: nothing bounds what it reads, whatever others are told"
     _print(
         f"{method}: whose items are whose? {several(reading['users'], 'client')}, one round",
@@ -328,6 +320,17 @@ def _print_reading(reading: dict[str, Any], method: str) -> None:
             *([unbounded] if reading["epsilon"]["server"] == "inf" else []),
         ),
     )
+
+
+def _epsilon(value: float | str) -> str:
+    from homebody.report.words import epsilon
+
+    return epsilon(value)
+
+
+def _chance(result: Mapping[str, Any], right: str) -> str:
+    error = 1 - result["confidence"]
+    return f"if {right}, anything is contradicted with a probability of at most {error:.3g}"
 
 
 def _stages(result: dict[str, Any]) -> list[str]:
@@ -356,8 +359,6 @@ def _print_linkage(result: dict[str, Any], method: str) -> None:
 
 
 def _print_findings(findings: list[Finding], facts: dict[str, Any], method: str) -> None:
-    from homebody.report.words import epsilon as epsilon_text
-
     canaries, trainings = several(facts["canaries"], "canary", "canaries"), several(facts["trials"], "training")
     rows = []
     for finding in findings:
@@ -365,8 +366,8 @@ def _print_findings(findings: list[Finding], facts: dict[str, Any], method: str)
         rows.append(
             (
                 finding.observer,
-                epsilon_text(facts["epsilon"][finding.observer]),
-                epsilon_text(finding.certified),
+                _epsilon(facts["epsilon"][finding.observer]),
+                _epsilon(finding.certified),
                 "–" if lower is None else f"{lower.epsilon:.2f}",
                 "" if finding.gaussian is None else f"{finding.gaussian.epsilon:.2f}",
                 "" if lower is None else f"{(counted or lower).guesses:,}",
@@ -392,16 +393,14 @@ COINS = {
 
 def _remarks(findings: list[Finding], facts: dict[str, Any]) -> Iterator[str]:
     yield f"a fair coin for each canary: {COINS[findings[0].relation]}"
-    how = (
-        "Clopper and Pearson's error rates" if facts["canaries"] == 1 else "Steinke, Nasr and Jagielski's one-run bound"
-    )
+    one = facts["canaries"] == 1
+    how = "Clopper and Pearson's error rates" if one else "Steinke, Nasr and Jagielski's one-run bound"
     yield (
         f"at least: lower bounds on ε with canaries, by {how} and by how far Gaussian noise leaves the two sides of "
         f"the coins apart; δ = {facts['delta']:g}"
     )
     yield "allowed: the right guesses that the ledger's ε leaves possible, at this δ and at all others"
-    error = 1 - facts["confidence"]
-    yield f"if the ledger is right, anything is contradicted with a probability of at most {error:.3g}"
+    yield _chance(facts, "the ledger is right")
     yield from _stages(facts)
     if any(finding.certified == float("inf") for finding in findings):
         yield "where ∞ is certified, any lower bound agrees with it"
@@ -467,8 +466,6 @@ def _interval(figure: list[float]) -> tuple[str, str]:
 
 
 def _membership_remarks(result: dict[str, Any]) -> Iterator[str]:
-    from homebody.report.words import epsilon as epsilon_text
-
     most, lists = result["allowed"], result["lists"]
     drawn = f"{result['took_part']:,} of {result['trained_on']:,} members were in a round"
     if result["target"] == "the run's model":
@@ -484,9 +481,9 @@ def _membership_remarks(result: dict[str, Any]) -> Iterator[str]:
         yield f"lists: {lists['skipped']}"
     yield f"likelihood ratio: {result['shadows']} shadow models on halves; {result['likelihood_ratio']['statistic']}"
     yield from _stages(result)
-    run = epsilon_text(result["epsilon"]["public"])
+    run = _epsilon(result["epsilon"]["public"])
     yield (
-        f"ε certified for the public, one user: {epsilon_text(most['epsilon'])} for the attacked model, {run} for the "
+        f"ε certified for the public, one user: {_epsilon(most['epsilon'])} for the attacked model, {run} for the "
         f"run; δ = {result['delta']:g}"
     )
     yield from result["notes"]
@@ -495,15 +492,13 @@ def _membership_remarks(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _print_words(result: dict[str, Any], method: str) -> None:
-    from homebody.report.words import epsilon as epsilon_text
-
     frequent = f"most frequent {result['kind']}"
     rows = [
         (name, *_interval(result[f"{part}precision"]), *_interval(result[f"{part}recall"]))
         for name, part in (("the gradient", ""), (frequent, "frequent_"))
     ]
     skipped = f"; {several(result['skipped'], 'client')} without any left out" if result["skipped"] else ""
-    epsilon = epsilon_text(result["epsilon"]["server"])
+    epsilon = _epsilon(result["epsilon"]["server"])
     _print(
         f"{method}: which {result['kind']} were clicked? {several(result['users'], 'client')}, one message each",
         ("guessed from", "precision", "95 %", "recall", "95 %"),
@@ -548,8 +543,7 @@ def _game_remarks(result: dict[str, Any]) -> Iterator[str]:
     yield from _stages(result)
     if result["contradicted"]:
         yield "CONTRADICTED: a report tells more than its certified ε allows"
-    error = 1 - result["confidence"]
-    yield f"if the reports are as stated, anything is contradicted with a probability of at most {error:.3g}"
+    yield _chance(result, "the reports are as stated")
 
 
 TOWERS = {
@@ -587,8 +581,6 @@ def _print_view(result: dict[str, Any], method: str) -> None:
 
 
 def _view_remarks(result: dict[str, Any]) -> Iterator[str]:
-    from homebody.report.words import epsilon as epsilon_text
-
     for error in result["errors"]:
         yield (
             f"σ = {error['sigma']:g}: relative error of the gradient that is read {error['median']:.2g}, at most "
@@ -600,11 +592,10 @@ def _view_remarks(result: dict[str, Any]) -> Iterator[str]:
     yield "opposite: two parts as far apart as the device allows, to test the noise itself"
     epsilon = result["epsilon"].get("views")
     if epsilon is not None:
-        yield f"ε certified against views, over the whole training: {epsilon_text(epsilon)}; δ = {result['delta']:g}"
-    error = 1 - result["confidence"]
+        yield f"ε certified against views, over the whole training: {_epsilon(epsilon)}; δ = {result['delta']:g}"
     if result["contradicted"]:
         yield "CONTRADICTED: more guesses are right than the noise allows"
-    yield f"if the noise is as stated, anything is contradicted with a probability of at most {error:.3g}"
+    yield _chance(result, "the noise is as stated")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option, Typer, echo
 
 from homebody.cli import client_roster, client_views, options
+from homebody.cli.client_roster import Dir
 from homebody.errors import HomebodyError, several
 from homebody.federation.secure_sum import FEWEST
 
@@ -22,7 +23,6 @@ __all__ = ["app"]
 app = Typer(help="Run a device; its people's histories stay on it.", no_args_is_help=True)
 app.add_typer(client_views.app, name="views")
 
-Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
 Name = Annotated[str, Argument(help="The person, by name.")]
 
 
@@ -291,8 +291,6 @@ def recommend(
     as_json: options.Json = False,
 ) -> None:
     """Recommend new items to a person, ranked on this device without a network. Apps give their views' scores."""
-    from rich.console import Console
-
     from homebody.federation.device.apps import asking
     from homebody.federation.device.household import recommend as ranked
 
@@ -302,7 +300,7 @@ def recommend(
     with _home(folder) as home, asking(home, socket, warn) as apps:
         best = ranked(home, home.people.find(person), k, apps)
     ranking = {"person": person, "items": [item._asdict() for item in best]}
-    options.answer(ranking, as_json, lambda: Console().print(options.ranking(f"For {person}", best)))
+    options.answer(ranking, as_json, lambda: options.show(options.ranking(f"For {person}", best)))
 
 
 @app.command()
@@ -400,7 +398,6 @@ def _print_people(rows: list[dict[str, Any]]) -> None:
         echo("Nobody lives here yet; add someone with `homebody client import`.")
         return
 
-    from rich.console import Console
     from rich.text import Text
 
     headings = ("slot", "person", "interactions", "takes part")
@@ -408,7 +405,7 @@ def _print_people(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         name = Text(row["name"])  # never read as markup
         table.add_row(str(row["slot"]), name, f"{row['interactions']:,}", "yes" if row["active"] else "no")
-    Console().print(table)
+    options.show(table)
 
 
 def _print_disclosure(disclosed: dict[str, Any]) -> None:

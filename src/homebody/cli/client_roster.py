@@ -11,13 +11,14 @@ from homebody.cli import options
 from homebody.errors import several
 from homebody.federation.secure_sum import FEWEST
 
-__all__ = ["FEWEST_OPTION", "roster", "signer_key"]
+__all__ = ["FEWEST_OPTION", "Dir", "roster", "signer_key"]
 
+Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
 FEWEST_OPTION = Option(help="Take part in a secure sum among this many devices or more.", min=FEWEST, max=1 << 20)
 
 
 def roster(
-    folder: Annotated[Path, Argument(help="The device's folder.", metavar="DIR")],
+    folder: Dir,
     file: Annotated[
         Path | None, Argument(help="A signed roster to accept; otherwise the server sends it.", metavar="[ROSTER]")
     ] = None,

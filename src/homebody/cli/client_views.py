@@ -9,12 +9,11 @@ from typing import Annotated, Any
 from typer import Argument, Option, Typer
 
 from homebody.cli import options
+from homebody.cli.client_roster import Dir
 
 __all__ = ["app"]
 
 app = Typer(help="Manage the apps that hold views of this device's people.", no_args_is_help=True)
-
-Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
 
 
 @app.command("add")
@@ -67,11 +66,7 @@ def list_views(folder: Dir, as_json: options.Json = False) -> None:
 
 
 @app.command("remove")
-def remove(
-    folder: Dir,
-    name: Annotated[str, Argument(help="The view.")],
-    as_json: options.Json = False,
-) -> None:
+def remove(folder: Dir, name: Annotated[str, Argument(help="The view.")], as_json: options.Json = False) -> None:
     """Remove the app of a view; its token becomes invalid."""
     from homebody.federation.device.home import Home
 
@@ -81,10 +76,8 @@ def remove(
 
 
 def _print_views(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
     numbers = ("user", "answered", "away", "slow", "nonsense")
     table = options.table(("view", *numbers), numbers, overflow="fold")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    options.show(table)

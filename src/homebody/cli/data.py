@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from homebody.cli.options import DataDir, Given, Json, answer, from_settings, of_recipe, pairs
+from homebody.cli.options import DataDir, Given, Json, answer, from_settings, of_recipe, pairs, show
 from homebody.errors import several
 from homebody.recipe import Recipe
 
@@ -56,7 +56,6 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 
 def _print_datasets(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table()
@@ -71,13 +70,13 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
             str(row["status"]),
         )
     table.add_row("synthetic", "any", "any", "any", "0", "made on demand")
-    console = Console()
-    console.print(table)
-    console.print(
+    show(
+        table,
         "Fetch one with `homebody data get NAME`, which also says what must be supplied and how, or use a CSV or "
         "Parquet file of your own. A synthetic population is `synthetic` or "
         "`synthetic:users=1000,items=500,mean=30,seed=0`. Licences and sources: `homebody data list --json`.",
-        highlight=False,
+        soft_wrap=False,
+        markup=True,
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from homebody.cli import options
+from homebody.errors import several
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from homebody.audit.inspection import ClientReports, Inspection, Report, Request, ToldImpression
@@ -31,12 +32,9 @@ def inspect(
 ) -> None:
     """Show the message that one person's device would send in the first round: fields, bytes, and who learns what."""
     from homebody.cli.progress import watching
-    from homebody.methods import trust
-    from homebody.recipe import parse_fields
     from homebody.reference import federated
 
-    trust(method)
-    recipe = given.recipe(method, fields=parse_fields(method, settings or []), seed=seed)
+    recipe = given.recipe(method, settings, seed=seed)
     federated(recipe.build(), method, "it collects whole histories, no device sends it any")
     from homebody.audit.inspection import inspect as look
     from homebody.run import cohort_of, prepare, simulator
@@ -48,15 +46,10 @@ def inspect(
     number = int(split.members(built.needs)[0]) if user is None else split.population.user(user)
     inspection = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
     said = {"method": recipe.method, "data": given.typed["data"], "seed": seed, **inspection.as_dict()}
-    options.answer(said, as_json, lambda: _print(inspection, recipe.short_method))
+    options.answer(said, as_json, lambda: options.show(*_parts(inspection, recipe.short_method)))
 
 
-def _print(inspection: Inspection, method: str) -> None:
-    from rich.console import Console
-
-    from homebody.report.words import say
-
-    console = Console()
+def _parts(inspection: Inspection, method: str) -> Iterator[str | Table]:
     title = f"{method}: one message of user {inspection.user}, {inspection.bytes:,} bytes"
     headings = ("part", "shape", "type", "bytes", "begins")
     table = options.table(headings, right=("bytes",), title=title, tight=True, overflow="fold")
@@ -66,23 +59,21 @@ def _print(inspection: Inspection, method: str) -> None:
         if inspection.reports and part.rows_of is not None:
             whole = f" of {part.rows_of // 2:,} entries"  # of the two rows that each has, one for either bit
         table.add_row(part.name, shape + whole, part.dtype, f"{part.bytes:,}", part.hex)
-    console.print(table)
+    yield table
     views = options.table(("observer", "sees of it, and is charged each round"))
     for observer, view in inspection.observers.items():
         views.add_row(observer, "\n".join((view.sees, *(f"{event[0].upper()}{event[1:]}." for event in view.charged))))
         views.add_section()
-    console.print(views)
+    yield views
     if inspection.reports:
-        _print_reports(console, inspection.reports)
+        yield from _reports(inspection.reports)
     if inspection.impression:
-        _print_impression(console, inspection.impression)
-    for request in inspection.requests:
-        if request.always:
-            console.print(_always(request))
-    say(console, *inspection.tells, *inspection.assumes)
+        yield _impression(inspection.impression)
+    yield from (_always(request) for request in inspection.requests if request.always)
+    yield from (*inspection.tells, *inspection.assumes)
 
 
-def _print_impression(console: Console, report: ToldImpression) -> None:
+def _impression(report: ToldImpression) -> Table:
     """What the device found, beside what it tells."""
     table = options.table(("the report", "found on the device", "told"), title="one report on one impression")
 
@@ -96,14 +87,11 @@ def _print_impression(console: Console, report: ToldImpression) -> None:
     table.add_row("click", report.click or "none", report.pseudo_click or "none")
     table.add_section()
     table.add_row("negatives", "", "\n".join(report.negatives))
-    console.print(table)
+    return table
 
 
-def _print_reports(console: Console, sent: ClientReports) -> None:
+def _reports(sent: ClientReports) -> Iterator[str | Table]:
     """The first few, bit by bit; and on their way through a proxy."""
-    from homebody.errors import several
-    from homebody.report.words import say
-
     title = f"{several(sent.k, 'report')} of one bit, ε = {sent.epsilon:g} each, about {sent.entries:,} entries"
     numeric = ("value", "on [−1, 1]", "P[1]", "bit")
     headings = ("entry", "item · factor", *numeric, "4 bytes")
@@ -114,18 +102,16 @@ def _print_reports(console: Console, sent: ClientReports) -> None:
     for report in shown[:SHOWN]:
         numbers = (f"{report.value:.4g}", f"{report.projected:.4g}", f"{report.chance:.4f}", str(report.bit))
         table.add_row(f"{report.entry:,}", _about(report), *numbers, bytes.fromhex(report.plain).hex(" "))
-    console.print(table)
+    yield table
     first = shown[0]
-    lines = [f"and {len(sent.reports) - SHOWN:,} more; --json has all"] if len(sent.reports) > SHOWN else []
+    if len(sent.reports) > SHOWN:
+        yield f"and {len(sent.reports) - SHOWN:,} more; --json has all"
     if first.own:
-        lines.append("the first is about an item that this person has")
-    lines += [
-        f"the first, bit by bit: {first.binary}",
-        f"                       entry {first.entry:,}, then the bit {first.bit}; lowest byte first on the wire",
-    ]
+        yield "the first is about an item that this person has"
+    yield f"the first, bit by bit: {first.binary}"
+    yield f"                       entry {first.entry:,}, then the bit {first.bit}; lowest byte first on the wire"
     if sent.note:
-        lines.append(sent.note)
-    say(console, *lines)
+        yield sent.note
     if not sent.sealed or first.sealed is None:
         return
     way = sent.sealed
@@ -146,8 +132,8 @@ def _print_reports(console: Console, sent: ClientReports) -> None:
         f"Batches of the proxy's, with these among the others' in a random order: {opened}{more}\n"
         "No sender, and nothing that two of them have in common but what they say.",
     )
-    console.print(hops)
-    console.print("The keys were made for this page, and nobody has them.", highlight=False)
+    yield hops
+    yield "The keys were made for this page, and nobody has them."
 
 
 def _about(report: Report) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from homebody.cli import options
-from homebody.errors import HomebodyError
+from homebody.settings import check_counts
 
 __all__ = ["leaderboard"]
 
@@ -38,8 +38,7 @@ def leaderboard(
     from homebody.studies.provenance import without_paths
     from homebody.studies.workers import cores
 
-    if seeds < 1:
-        raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
+    check_counts(seeds=seeds)
     names = dict.fromkeys(name.strip() for name in (methods or "").split(",") if name.strip())
     recipe = given.recipe("popularity")
     named = [given.recipe(name).method for name in names]

@@ -14,7 +14,7 @@ from typer import Argument, Option, echo
 
 from homebody import settings
 from homebody.errors import HomebodyError
-from homebody.recipe import Recipe
+from homebody.recipe import Recipe, parse_fields
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,6 +36,7 @@ __all__ = [
     "pairs",
     "ranking",
     "recipe_options",
+    "show",
     "table",
     "warn",
 ]
@@ -82,17 +83,23 @@ class Given:
                 values[spec.name] = _value(spec, kind, self.typed[spec.name])
         return values
 
-    def recipe(self, method: str, **rest: Any) -> Recipe:
-        """The recipe for a method that was typed here, whose file is trusted."""
+    def recipe(self, method: str, fields: Sequence[str] | None = None, **rest: Any) -> Recipe:
+        """The recipe for a method that was typed here, whose file is trusted, and for fields of it, field=value."""
         from homebody.methods import trust
 
-        recipe: Recipe = self.owner(method=trust(method), **self.values(), **rest)
+        trusted = trust(method)
+        chosen = parse_fields(method, fields) if fields else {}
+        recipe: Recipe = self.owner(method=trusted, fields=chosen, **self.values(), **rest)
         return recipe
 
 
 def from_settings(owner: Any, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command, as `given`, an option for each setting of a dataclass that has a panel, or is named here."""
-    typed = [(spec, kind) for spec, kind in _typed(owner) if not names or spec.name in names]
+    shown = [(spec, kind) for spec, kind in settings.declared(owner).values() if spec.metadata["panel"]]
+    # The order of `--help`: panels as they are first named, then ranks.
+    panels = list(dict.fromkeys(spec.metadata["panel"] for spec, _ in shown))
+    shown.sort(key=lambda pair: (panels.index(pair[0].metadata["panel"]), pair[0].metadata.get("rank", 0)))
+    typed = [(spec, kind) for spec, kind in shown if not names or spec.name in names]
     shared = [parameter for spec, kind in typed for parameter in _parameters(spec, kind)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,13 +118,6 @@ def from_settings(owner: Any, *names: str) -> Callable[[Callable[..., None]], Ca
         return wrapped
 
     return decorate
-
-
-def _typed(owner: Any) -> list[tuple[Field[Any], settings.Kind]]:
-    """The settings that are options, in the order of `--help`: panels as they are first named, then ranks."""
-    shown = [(spec, kind) for spec, kind in settings.declared(owner).values() if spec.metadata["panel"]]
-    panels = list(dict.fromkeys(spec.metadata["panel"] for spec, _ in shown))
-    return sorted(shown, key=lambda pair: (panels.index(pair[0].metadata["panel"]), pair[0].metadata.get("rank", 0)))
 
 
 def _parameters(spec: Field[Any], kind: settings.Kind) -> Iterator[inspect.Parameter]:
@@ -214,6 +214,18 @@ def table(
     for heading in headings:
         drawn.add_column(heading, justify="right" if heading in right else "left", **column)
     return drawn
+
+
+def show(*parts: str | Table, soft_wrap: bool = True, markup: bool = False) -> None:
+    """Print tables, and lines as they are: by default nothing in them is markup, and the terminal wraps long ones."""
+    from rich.console import Console
+
+    console = Console()
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, highlight=False, soft_wrap=soft_wrap, markup=markup)
+        else:
+            console.print(part)
 
 
 def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:

@@ -99,12 +99,7 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
         nonlocal run
         run = folder
 
-    bar = Bar(label, width=8, quiet=quiet)
-    if quiet:
-        with _until_stopped(bar, lambda: Interrupted(run)):
-            yield Watcher(begun=begun)
-        return
-    metric, rounds = "", 0
+    bar, metric, rounds = Bar(label, width=8, quiet=quiet), "", 0
 
     def start(total: int) -> None:
         nonlocal rounds
@@ -124,7 +119,7 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
         note = " · ".join(part for part in (loss, metric, epsilon) if part)
         bar.update(note, f"{label} round {line.step}/{rounds} · {note}", completed=line.step)
 
-    with fetching() as (_, fetched), _until_stopped(bar, lambda: Interrupted(run)):
+    with fetching(quiet=quiet) as (_, fetched), _until_stopped(bar, lambda: Interrupted(run)):
         yield Watcher(
             say=lambda text: bar.say(f"{label}: {text}"), begun=begun, start=start, on_round=on_round, fetched=fetched
         )

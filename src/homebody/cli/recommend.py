@@ -60,24 +60,25 @@ def recommend(
         said = {"--feature": feature, "--ratings": ratings}
         if extra := next((name for name, value in said.items() if value), None):
             raise HomebodyError(f"{extra} is for somebody new: leave it out, or give --clicks in place of --user.")
+        new: dict[str, Any] = {}
         answer: dict[str, Any] = {"user": user}
-        if to_view is None:
-            best, title = recommend_to(run, user, around, k), f"For {user}"
-        else:
-            best, title = recommend_to_view(run, user, to_view, k), f"For {user}, as one of their views may see it"
-            answer["to_view"] = to_view
+        title = f"For {user}"
     else:
-        items, features = _listed(clicks or ""), options.pairs(feature, "--feature")
-        answer, title = {"clicks": items, "features": features}, f"For somebody with {several(len(items), 'item')}"
-        said_of_them = _ratings(ratings)
-        if to_view is None:
-            best = recommend_for(run, items, features, around, k, ratings=said_of_them)
-        else:
-            best = recommend_to_view(run, None, to_view, k, clicks=items, features=features, ratings=said_of_them)
-            title += ", as one of their views may see it"
-            answer["to_view"] = to_view
+        new = {"clicks": _listed(clicks or ""), "features": options.pairs(feature, "--feature")}
+        answer, title = {**new}, f"For somebody with {several(len(new['clicks']), 'item')}"
+        new["ratings"] = _ratings(ratings)
+    if to_view is not None:
+        best = recommend_to_view(run, user, to_view, k, **new)
+        title += ", as one of their views may see it"
+        answer["to_view"] = to_view
+    elif user is not None:
+        best = recommend_to(run, user, around, k)
+    else:
+        best = recommend_for(run, now=around, k=k, **new)
     answer |= {"now": around, "items": best.items, "notes": list(best.notes)}
-    options.answer(answer, as_json, lambda: _print(answer, title))
+    rows = ((row["item"], row["name"], row["score"]) for row in best.items)
+    shown = [options.ranking(title, rows)] if best.items else []
+    options.answer(answer, as_json, lambda: options.show(*shown, *best.notes))
 
 
 def _listed(text: str) -> list[str]:
@@ -100,15 +101,3 @@ def _ratings(text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
         raise HomebodyError(f"--ratings takes numbers with commas between them, such as 5,3.5, not '{text}'.") from None
-
-
-def _print(answer: dict[str, Any], title: str) -> None:
-    from rich.console import Console
-
-    from homebody.report.words import say
-
-    console = Console()
-    if answer["items"]:
-        rows = ((row["item"], row["name"], row["score"]) for row in answer["items"])
-        console.print(options.ranking(title, rows))
-    say(console, *answer["notes"])

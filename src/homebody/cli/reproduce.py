@@ -52,7 +52,7 @@ def reproduce(
     from homebody.methods import code_of, trust
     from homebody.report.pages import NEEDS, has_plotly
     from homebody.report.terminal import print_reproduction
-    from homebody.studies.cells import check_jobs
+    from homebody.settings import check_counts
     from homebody.studies.reproduce import plan, publish, work
     from homebody.studies.reproduce import reproduce as run_plan
     from homebody.studies.reproduce import rewrite as write_again
@@ -63,7 +63,7 @@ def reproduce(
         result = write_again(folder)
         options.answer({**result, "folder": str(folder)}, as_json, f"page: {folder / 'RESULTS.md'}")
         return
-    check_jobs(jobs := jobs if jobs is not None else cores())
+    check_counts(jobs=(jobs := jobs if jobs is not None else cores()))
     if trust_code:
         for method in read_paper(folder, load=False).methods:
             if code := code_of(method):
@@ -88,18 +88,17 @@ def reproduce(
 
 def _complain(result: dict[str, Any], command: str) -> None:
     """Fail if a run of this command failed: a reproduction with missing figures is no success."""
-    errors = [
-        (study["label"], data, row["name"], error)
+    failed = [
+        f"{study['label']}, {row['name']} on {data} failed: {error}"
         for study in result["studies"]
         for data, part in study["data"].items()
         if part["made"]["command"] == command
         for row in part["rows"]
         for error in _errors(row)
     ]
-    if errors:
-        label, data, name, error = errors[0]
-        more = f" ({len(errors)} failed in all; the page lists them.)" if len(errors) > 1 else ""
-        raise HomebodyError(f"{label}, {name} on {data} failed: {error}{more}")
+    if failed:
+        more = f" ({len(failed)} failed in all; the page lists them.)" if len(failed) > 1 else ""
+        raise HomebodyError(f"{failed[0]}{more}")
 
 
 def _errors(row: dict[str, Any]) -> list[str]:

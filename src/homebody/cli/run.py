@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
+from homebody.settings import check_counts
 
 __all__ = ["compare", "run", "show"]
 
@@ -33,8 +34,7 @@ def run(
     """
     from homebody import run as runs
     from homebody.cli.progress import watching
-    from homebody.methods import find, trust
-    from homebody.recipe import parse_fields
+    from homebody.methods import find
     from homebody.reference import Reference
     from homebody.report.terminal import print_result
 
@@ -52,9 +52,7 @@ def run(
             raise HomebodyError(
                 "--trust-code is for --resume: leave it out, because a method given on the command line is trusted."
             )
-        trust(method)
-        fields = parse_fields(method, settings or [])
-        recipe = given.recipe(method, fields=fields, seed=seed, fused=not plain)
+        recipe = given.recipe(method, settings, seed=seed, fused=not plain)
         if (recipe.stages or recipe.budget) and issubclass(find(method), Reference):
             raise HomebodyError(
                 f"{method} is a centralised reference that collects raw data, so ε is ∞: leave out stages and budgets."
@@ -91,8 +89,7 @@ def compare(
     from homebody.report.terminal import print_comparison
     from homebody.run import execute
 
-    if seeds < 1:
-        raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
+    check_counts(seeds=seeds)
     recipes = [given.recipe(method, seed=seed) for method in dict.fromkeys(methods) for seed in range(seeds)]
     for recipe in recipes:
         recipe.build()
@@ -110,7 +107,4 @@ def show(run: Annotated[Path, Argument(help="A run's folder.")], as_json: option
     from homebody.report.terminal import print_run
 
     folder = RunFolder.open(run)
-    if as_json:
-        options.answer(folder.result(), True)
-    else:
-        print_run(folder)
+    options.answer(folder.result() if as_json else {}, as_json, lambda: print_run(folder))

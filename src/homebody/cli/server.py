@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
 from homebody.cli import options
 from homebody.errors import several
 from homebody.federation.server.plan import ServerPlan
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["Dir", "Hosts", "app"]
 
@@ -121,7 +125,7 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
 
     with opened(folder) as (plan, records):
         state = {**report(plan, records), "running": running(folder)}
-    options.answer(state, as_json, lambda: _print_status(folder, state))
+    options.answer(state, as_json, lambda: options.show(*_status_parts(folder, state)))
 
 
 @app.command()
@@ -233,44 +237,39 @@ def _check_extra() -> None:
         raise HomebodyError("A server of real devices needs the extra: pip install 'homebody[deploy]'.")
 
 
-def _print_status(folder: Path, state: dict[str, Any]) -> None:
-    from rich.console import Console
+def _status_parts(folder: Path, state: dict[str, Any]) -> Iterator[str | Table]:
     from rich.table import Table
 
-    from homebody.report.words import epsilon, measured, say
+    from homebody.report.words import epsilon, measured
 
-    console = Console()
     alive = "running" if state["running"] else "not running"
     certified = ", ".join(f"{who} {epsilon(value)}" for who, value in state["epsilon"].items())
-    say(
-        console,
-        f"{folder}: {state['method']}, {state['doing']} ({alive})",
-        f"rounds {state['rounds']} of {state['planned']}; {several(state['items'], 'item')}",
-        f"ε certified, one user, so far: {certified}; δ = {state['delta']:g}",
-    )
-    say(console, *state["assumes"])
+    yield f"{folder}: {state['method']}, {state['doing']} ({alive})"
+    yield f"rounds {state['rounds']} of {state['planned']}; {several(state['items'], 'item')}"
+    yield f"ε certified, one user, so far: {certified}; δ = {state['delta']:g}"
+    yield from state["assumes"]
     if last := state["measured"]:
         shown = [name for name in (state["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
         said = measured({name: last["metrics"][name] for name in shown}, last["errors"])
-        say(console, f"measured after round {last['round']}: {said}")
+        yield f"measured after round {last['round']}: {said}"
         if clipped := len(last["unclipped"]):
             of = f"{several(clipped, 'metric')} of {len(last['metrics'])}"
-            say(console, f"{of} clipped to 0 … 1: noise carried the estimate beyond")
+            yield f"{of} clipped to 0 … 1: noise carried the estimate beyond"
     table = Table("device", "clients", "added", "key")
     for device in state["devices"]:
         last = device["first"] + device["people"] - 1
         numbers = str(device["first"]) if device["people"] == 1 else f"{device['first']}–{last}"
         added = "removed" if device["removed"] else device["added"]
         table.add_row(device["name"], numbers, added, device["fingerprint"][:12])
-    console.print(table)
+    yield table
     for device in state["devices"]:
         if device["set_aside"] and not device["removed"]:
             since = f"{device['name']} is set aside since {device['set_aside']}: {several(device['faults'], 'answer')}"
             mend = f"once it is mended: homebody server readmit {folder} '{device['name']}'"
-            say(console, f"{since} of it could not be read; {mend}")
-    say(console, *(f"proxy {proxy['name']}: added {proxy['added']}" for proxy in state["proxies"]))
+            yield f"{since} of it could not be read; {mend}"
+    yield from (f"proxy {proxy['name']}: added {proxy['added']}" for proxy in state["proxies"])
     if state["running"] and (rest := state["resting"]):
         who = f"{several(rest['people'], 'person', 'people')} {'is' if rest['people'] == 1 else 'are'}"
         until = f"{who} left alone until {rest['until']} at most"
-        say(console, f"{until}: they declined, or what they sent was refused")
-    say(console, *(f"{name}: {amount:,}" for name, amount in state["counters"].items()))
+        yield f"{until}: they declined, or what they sent was refused"
+    yield from (f"{name}: {amount:,}" for name, amount in state["counters"].items())

@@ -39,19 +39,17 @@ def tune(
 
     The same command continues an interrupted search; with more --trials it adds to the finished ones.
     """
-    from homebody.methods import find, trust
-    from homebody.recipe import parse_fields
+    from homebody.methods import find
     from homebody.studies.space import parse_search, search_space, space_text
     from homebody.studies.tune import Search
     from homebody.studies.tune import tune as run_trials
     from homebody.studies.workers import cores
 
-    chosen = find(trust(method))
-    fixed = parse_fields(method, settings or [])
+    recipe = given.recipe(method, settings, seed=seed)
+    chosen = find(recipe.method)
     asked = parse_search(chosen, search or [])
     space, declared = search_space(chosen)
-    recipe = given.recipe(method, fields=fixed, seed=seed)
-    varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
+    varied = {**{name: where for name, where in space.items() if name not in recipe.fields}, **asked}
     wanted = Search(recipe, varied, trials, seeds)
     with watching_trials(recipe.short_method, recipe.selects(), quiet=as_json) as (watcher, watch):
         if not declared and varied:
@@ -62,12 +60,8 @@ def tune(
 
 
 def _print(record: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from homebody.evaluation.metrics import ERRORS
-    from homebody.report.words import say
 
-    console = Console()
     spec, best = record["spec"], record["best"]
     sign = 1.0 if spec["select"].rpartition("/")[2] in ERRORS else -1.0
     done = [trial for trial in record["trials"] if trial["status"] == "done"]
@@ -80,13 +74,12 @@ def _print(record: dict[str, Any]) -> None:
     for trial in done[:TOP]:
         values = (str(trial["fields"][name]) for name in spec["search"])
         table.add_row(str(trial["trial"]), *values, f"{trial['validation']:.4f}", f"{trial['seconds']:.1f}")
-    console.print(table)
     failed = [trial for trial in record["trials"] if trial["status"] == "failed"]
     cut = spec["select"].partition("@")[2]
     test = {name: value for name, value in best["test"].items() if name.partition("@")[2] in ("", cut)}
     over = f", mean of {spec['seeds']} seeds" if spec["seeds"] > 1 else ""
-    say(
-        console,
+    options.show(
+        table,
         *([f"the best {TOP} of {len(done)} are shown"] if len(done) > TOP else []),
         *([f"{len(failed)} failed; trial {failed[0]['trial']}: {failed[0]['error']}"] if failed else []),
         f"chosen on validation{over}: trial {best['trial']}"

@@ -12,8 +12,9 @@ import polars as pl
 
 from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, unmark_all, usual
 from homebody.data.population import Features, Impressions, Kind, Population, whole_times
+from homebody.data.published import rows_for
 from homebody.data.table import USUAL_NAMES, even_table, raw_table
-from homebody.errors import HomebodyError, several, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, several
 
 __all__ = ["attach", "attach_view", "id_column", "with_view"]
 
@@ -66,13 +67,9 @@ def attach(
     # Kinds may also be given for what the source itself has.
     users, items, contexts = (_of_kinds(features, wanted) for features in (users, items, population.contexts))
     present = {name for features in (users, items, contexts) if features is not None for name in features.names}
-    for name in wanted:
-        if name not in present:
-            if not present:
-                raise HomebodyError(
-                    f"There is no feature '{name}' to declare as {wanted[name]}: {population.name} has no features."
-                )
-            raise unknown_name("feature", name, present)
+    for name, kind in wanted.items() if not present else ():
+        raise HomebodyError(f"There is no feature '{name}' to declare as {kind}: {population.name} has no features.")
+    refuse_unknown("feature", wanted, present)
     population = replace(population, user_features=users, item_features=items, contexts=contexts, item_names=names)
     return population if impressions is None else _attach_impressions(population, Path(impressions), say)
 
@@ -100,12 +97,10 @@ def attach_view(
         raise HomebodyError(f"{path} has no rows below its header, so the view '{name}' describes nobody.")
     key = id_column(path, table.columns, "user", say)
     ids = FileColumn(table[key], "user", path).ids()
-    twice = ids.is_duplicated()
-    if twice.any():
-        raise HomebodyError(
-            f"{path} has several rows about the user '{ids.filter(twice)[0]}' ({ids.filter(twice).n_unique():,} "
-            f"such {'user' if ids.filter(twice).n_unique() == 1 else 'users'}): leave one row for each."
-        )
+    twice = ids.filter(ids.is_duplicated())
+    if len(twice):
+        many = several(twice.n_unique(), "such user")
+        raise HomebodyError(f"{path} has several rows about the user '{twice[0]}' ({many}): leave one row for each.")
     table = table.drop(key)
     table.columns = [f"{name}.{column}" for column in table.columns]
     wanted = {column: kind for column, kind in known_kinds(kinds or {}).items() if column in table.columns}
@@ -136,14 +131,7 @@ def with_view(population: Population, name: str, features: Features) -> Populati
             "another name."
         )
     joined = replace(features, views=dict.fromkeys(features.names, name))
-    if old is not None:
-        joined = Features(
-            old.table.hstack(joined.table),
-            {**old.kinds, **joined.kinds},
-            {**old.declared, **joined.declared},
-            {**old.views, **joined.views},
-        )
-    return replace(population, user_features=joined)
+    return replace(population, user_features=joined if old is None else old.beside(joined))
 
 
 def _described(
@@ -166,9 +154,7 @@ def _described(
         again = [name for name in old.names if name in kinds]
         if again:
             say(f"{path.name} takes the place of the {role}s' {listed(again)} that {population.name} has already.")
-        kept = old.only([name for name in old.names if name not in kinds])
-        rows, kinds = kept.table.hstack(rows), {**kept.kinds, **kinds}
-        return Features(rows, kinds, kept.declared, kept.views), titles
+        return old.only([name for name in old.names if name not in kinds]).beside(Features(rows, kinds)), titles
     return Features(rows, kinds), titles
 
 
@@ -220,36 +206,29 @@ def _matched(
     distinct = rows.unique([*table.columns, " place"], keep="first", maintain_order=True)
     repeated = distinct.filter(pl.col(" place").is_duplicated())
     if repeated.height:
-        many = repeated[" place"].n_unique()
+        many = several(repeated[" place"].n_unique(), f"such {role}")
         raise HomebodyError(
-            f"{path} has several different rows about the {role} '{repeated[' id'][0]}' ({many:,} such "
-            f"{role}{'' if many == 1 else 's'}); leave one row for each."
+            f"{path} has several different rows about the {role} '{repeated[' id'][0]}' ({many}); leave one row for "
+            "each."
         )
     if distinct.height < rows.height:
         say(f"{path.name} repeats itself in {several(rows.height - distinct.height, 'row')}; the first of each counts.")
     if distinct.height < count:
         say(f"{path.name} misses {count - distinct.height:,} of {count:,} {role}s; nothing is known of them.")
-    at = pl.DataFrame({"place": distinct[" place"], "row": distinct[" row"]})
-    order = pl.DataFrame({"place": pl.int_range(count, eager=True)}).join(
-        at, on="place", how="left", maintain_order="left"
-    )
-    return table.select(pl.all().gather(order["row"]))
+    at = distinct.select(id=" place", row=" row")
+    return table.select(pl.all().gather(rows_for(pl.int_range(count, eager=True), at)["row"]))
 
 
 def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features | None:
-    if features is None or all(
-        features.kinds[name] == wanted.get(name, features.kinds[name]) for name in features.names
-    ):
-        return features
-    kinds = {name: wanted.get(name, kind) for name, kind in features.kinds.items()}
+    if features is None:
+        return None
+    changed = {name: wanted[name] for name, kind in features.kinds.items() if wanted.get(name, kind) != kind}
     table = features.table.with_columns(
-        FileColumn(features.table[name], "feature", Path("the source")).as_kind(kinds[name])
-        for name in features.names
-        if kinds[name] != features.kinds[name]
+        FileColumn(features.table[name], "feature", Path("the source")).as_kind(kind) for name, kind in changed.items()
     )
     # A vocabulary declared for another kind does not fit.
-    declared = {name: given for name, given in features.declared.items() if kinds[name] == features.kinds[name]}
-    return Features(table, kinds, declared, features.views)
+    declared = {name: given for name, given in features.declared.items() if name not in changed}
+    return Features(table, {**features.kinds, **changed}, declared, features.views)
 
 
 def _with_shown_items(population: Population, described: Path, impressions: Path, say: Say) -> Population:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import polars as pl
 
 from homebody.data.columns import SEPARATOR
-from homebody.errors import HomebodyError, unknown_name
+from homebody.data.population import entries
+from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["Code", "Pairs", "Scale", "encode_one", "listed", "places", "trigrams", "words"]
 
@@ -67,8 +68,7 @@ def trigrams(texts: pl.Series) -> Pairs:
     many = np.bincount(grams["word"].to_numpy(), minlength=len(used.distinct))
     # For each word of each row, the places of that word's grams.
     length = many[used.value]
-    begin = np.repeat((np.cumsum(many) - many)[used.value] - (np.cumsum(length) - length), length)
-    return Pairs(np.repeat(used.row, length), gram[begin + np.arange(len(begin))], distinct)
+    return Pairs(np.repeat(used.row, length), gram[entries((np.cumsum(many) - many)[used.value], length)], distinct)
 
 
 def listed(lists: pl.Series) -> Pairs:
@@ -226,7 +226,9 @@ class Code:
         if self.text:
             grams = trigrams(pl.Series([str(value)]))
             return [str(gram) for gram in grams.distinct.gather(grams.value).to_list()]
-        parts: Iterable[object] = value.split(SEPARATOR) if isinstance(value, str) else _several(value)
+        if isinstance(value, str):
+            value = value.split(SEPARATOR)
+        parts = value if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
         return [text for text in dict.fromkeys(_plain(part) for part in parts) if text]
 
     def to_json(self) -> dict[str, Any]:
@@ -238,11 +240,9 @@ class Code:
         if self.view:
             fields["view"] = self.view
         # A version that knows no buckets, or no clipping, must not read it as something else.
-        return (
-            {"kind": self.kind, **fields}
-            if not self.buckets
-            else {"kind": f"hashed-{self.kind}", **fields, "buckets": self.buckets}
-        )
+        if self.buckets:
+            return {"kind": f"hashed-{self.kind}", **fields, "buckets": self.buckets}
+        return {"kind": self.kind, **fields}
 
     @classmethod
     def from_json(cls, record: Any) -> Code:
@@ -260,12 +260,8 @@ class Code:
                 kind, buckets = kind.removeprefix("hashed-"), record["buckets"]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise _not_a_code() from None
-        fit = (
-            kind in ("one", "many", "number", "sequence")
-            and type(text) is bool
-            and type(width) is int
-            and 1 <= width <= LARGEST
-        )
+        fit = kind in ("one", "many", "number", "sequence") and type(text) is bool
+        fit = fit and type(width) is int and 1 <= width <= LARGEST
         fit = fit and isinstance(values, list) and all(type(text) is str for text in (view, *values))
         fit = fit and type(buckets) is int and 0 <= buckets <= LARGEST and not (buckets and values)
         if not fit or len(scale) not in (3, 4) or not all(map(math.isfinite, scale)) or not scale[0] or not scale[2]:
@@ -282,11 +278,9 @@ def encode_one(
     >>> {name: value.tolist() for name, value in numbers.items()}, notes
     ({'job': 0, 'age': 2.0}, ())
     """
-    for name in given:
-        if name not in codes:
-            if not codes:
-                raise HomebodyError(f"This data has no {what}, so '{name}' cannot be used: leave it out.")
-            raise unknown_name(what, name, codes)
+    for name in given if not codes else ():
+        raise HomebodyError(f"This data has no {what}, so '{name}' cannot be used: leave it out.")
+    refuse_unknown(what, given, codes)
     coded = {name: code.of(name, given.get(name)) for name, code in codes.items()}
     return {name: numbers for name, (numbers, _) in coded.items()}, tuple(note for _, note in coded.values() if note)
 
@@ -298,10 +292,6 @@ def _plain(value: object) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value).strip()
-
-
-def _several(value: object) -> Sequence[object]:
-    return list(value) if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
 
 
 def _not_a_code() -> HomebodyError:

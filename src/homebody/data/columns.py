@@ -16,7 +16,7 @@ from typing import cast
 import polars as pl
 
 from homebody.data.population import KINDS, Kind
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["FileColumn", "known_kinds", "listed", "mark", "mark_all", "names_of_items", "single", "unmark_all", "usual"]
 
@@ -205,8 +205,8 @@ class FileColumn:
             return "categorical"
         number = _number_like(values)
         if number.all():
-            amount = values.cast(pl.Float64)
-            codes = (amount == amount.round()).all() and _few(values)
+            amount, distinct = values.cast(pl.Float64), values.n_unique()
+            codes = (amount == amount.round()).all() and distinct <= FEW and distinct * 2 <= len(values)
             return "categorical" if codes else "numeric"
         text = values.cast(pl.String)
         if text.str.contains(SEPARATOR, literal=True).any():
@@ -326,9 +326,7 @@ def names_of_items(rows: pl.DataFrame, known: pl.Series | None) -> pl.Series | N
 
 def known_kinds(given: Mapping[str, str]) -> dict[str, Kind]:
     """The declared kinds of columns; an unknown kind is refused."""
-    for kind in given.values():
-        if kind not in KINDS:
-            raise unknown_name("kind of feature", kind, KINDS)
+    refuse_unknown("kind of feature", given.values(), KINDS)
     return {name: cast(Kind, kind) for name, kind in given.items()}
 
 
@@ -352,11 +350,6 @@ def _number_like(values: pl.Series) -> pl.Series:
     if text.str.contains(PADDED).any():
         return number.is_null() & number.is_not_null()
     return number.is_finite().fill_null(False)
-
-
-def _few(values: pl.Series) -> bool:
-    distinct = values.n_unique()
-    return distinct <= FEW and distinct * 2 <= len(values)
 
 
 def _lists(column: FileColumn) -> pl.Series:

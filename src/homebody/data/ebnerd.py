@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from homebody.data.news import NewsHistory, NewsLines, described, news_population
-from homebody.data.population import Features, Kind, Population
+from homebody.data.news import described, with_impressions
+from homebody.data.population import Features, Impressions, Kind, Population, pointers
 from homebody.errors import HomebodyError
 
 __all__ = ["WEEKS", "read_ebnerd"]
@@ -43,39 +43,35 @@ def read_ebnerd(folder: Path) -> Population:
     entries = [some["shown"].explode() for some in shown.values()]
     item_ids = pl.concat([history["item"], *entries]).unique().sort()
     owner = user_ids.search_sorted(history["user"]).to_numpy().astype(np.int64)
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(user_ids)))]).astype(np.int64)
-    times = history["time"].dt.epoch("s").to_numpy()
-    lines, before = [], []
-    for week, some in shown.items():
-        whose = user_ids.search_sorted(some["user"]).to_numpy().astype(np.int64)
+    table = pl.concat(shown.values())
+    whose = {week: user_ids.search_sorted(some["user"]).to_numpy().astype(np.int64) for week, some in shown.items()}
+    before = []
+    for week in weeks:
         known = history["time"] <= read[week]["time"].max()
-        before.append(np.bincount(owner[known.to_numpy()], minlength=len(user_ids))[whose])
-        lines.append(some.with_columns(whose=pl.Series(whose)))
-    table = pl.concat(lines)
-    numbered = table.with_row_index("line")
-    clicks = numbered.select("line", item="clicked").explode("item").unique().with_columns(clicked=pl.lit(True))
-    entries_shown = numbered.select("line", item="shown").explode("item")
-    marks = entries_shown.join(clicks, on=["line", "item"], how="left", maintain_order="left")["clicked"].fill_null(
-        False
-    )
+        before.append(np.bincount(owner[known.to_numpy()], minlength=len(user_ids))[whose[week]])
+    marks = table.explode("shown").select("shown", clicked=pl.col("shown").is_in(pl.col("clicked")))
     features, names, notes = _described(folder / "articles.parquet", item_ids)
-    return news_population(
+    people = Population(
         "ebnerd",
-        NewsHistory(indptr, item_ids.search_sorted(history["item"]).to_numpy().astype(np.int32), times),
-        NewsLines(
-            table["whose"].to_numpy(),
-            table["time"].dt.epoch("s").to_numpy(),
-            np.concatenate([[0], np.cumsum(table["shown"].list.len().to_numpy())]).astype(np.int64),
-            item_ids.search_sorted(entries_shown["item"]).to_numpy().astype(np.int32),
-            marks.to_numpy(),
-            np.concatenate(before).astype(np.int64),
-        ),
+        pointers(np.bincount(owner, minlength=len(user_ids))),
+        item_ids.search_sorted(history["item"]).to_numpy().astype(np.int32),
+        n_items=len(item_ids),
+        times=history["time"].dt.epoch("s").to_numpy(),
         user_ids=user_ids,
         item_ids=item_ids,
-        features=features,
         item_names=names,
-        notes=notes,
+        item_features=features,
+        notes=tuple(notes),
     )
+    impressions = Impressions(
+        np.concatenate(list(whose.values())),
+        pointers(table["shown"].list.len().to_numpy()),
+        item_ids.search_sorted(marks["shown"]).to_numpy().astype(np.int32),
+        marks["clicked"].to_numpy(),
+        table["time"].dt.epoch("s").to_numpy(),
+        np.concatenate(before).astype(np.int64),
+    )
+    return with_impressions(people, impressions)
 
 
 def _file(folder: Path, week: str, name: str) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.codes import Code, Pairs, Scale, listed, places, trigrams, words
+from homebody.data.codes import Code, Numbers, Pairs, Scale, listed, places, trigrams, words
 from homebody.data.population import Features, Kind
 from homebody.data.vocabularies import Counted, Declaration, Words
 from homebody.errors import HomebodyError
@@ -90,29 +90,28 @@ def encode(
         note = _Notes(name, unit, len(features), notes, listed=isinstance(said, Code))
         if kind == "numeric":
             code = said if isinstance(said, Code) else _scaled(values, known, note)
-            columns[name], written[name] = _number(values, code, note), code
-            continue
-        if kind == "sequence":
-            columns[name], written[name] = _sequence(values, said, note)
-            continue
-        pairs = _pairs(values, kind)
-        if isinstance(said, Code):
-            code = said
+            numbers = _number(values, code, note)
+        elif kind == "sequence":
+            numbers, code = _sequence(values, said, note)
         else:
-            kept = np.zeros(len(pairs.distinct), dtype=np.bool_)
-            usable = known[pairs.row]
-            if isinstance(said, Counted):
-                drawn = (rng or Rng.of(0)).fold("vocabulary", name).private
-                kept = said.kept(owner[pairs.row[usable]], pairs.value[usable], len(kept), drawn)
+            pairs = _pairs(values, kind)
+            if isinstance(said, Code):
+                code = said
             else:
-                kept[pairs.value[usable]] = True
-            vocabulary = pairs.distinct.filter(pl.Series(kept)).cast(pl.String)
-            code = Code("one" if kind == "categorical" else "many", tuple(vocabulary), text=kind == "text")
-        column = _one(pairs, values, code, note) if code.kind == "one" else _many(pairs, values, code, note)
-        width = column.values.shape[1] if code.kind == "many" else 1
-        columns[name], written[name] = column, replace(code, width=width)
-    for name, view in features.views.items():
-        columns[name], written[name] = columns[name]._replace(view=view), replace(written[name], view=view)
+                kept = np.zeros(len(pairs.distinct), dtype=np.bool_)
+                usable = known[pairs.row]
+                if isinstance(said, Counted):
+                    drawn = (rng or Rng.of(0)).fold("vocabulary", name).private
+                    kept = said.kept(owner[pairs.row[usable]], pairs.value[usable], len(kept), drawn)
+                else:
+                    kept[pairs.value[usable]] = True
+                vocabulary = pairs.distinct.filter(pl.Series(kept)).cast(pl.String)
+                code = Code("one" if kind == "categorical" else "many", tuple(vocabulary), text=kind == "text")
+            numbers = (_one if code.kind == "one" else _many)(pairs, values, code, note)
+            code = replace(code, width=numbers.shape[1] if code.kind == "many" else 1)
+        view = features.views.get(name, "")
+        columns[name] = EncodedColumn(numbers, code.size, code.kind, code.text, view)
+        written[name] = replace(code, view=view) if view else code
     return Encoded(columns, tuple(notes), written)
 
 
@@ -156,16 +155,16 @@ def _places(pairs: Pairs, code: Code) -> npt.NDArray[np.int64]:
     return place[pairs.value]
 
 
-def _one(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> EncodedColumn:
+def _one(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> Numbers:
     coded = np.zeros(len(values), dtype=np.int64)
     coded[pairs.row] = _places(pairs, code)
     note.add(values.null_count(), f"no '{note.column}'; it counts as unknown")
     unseen = len(pairs.row) - int(np.count_nonzero(coded))
     note.add(unseen, f"a '{note.column}' that {note.strange}; it counts as unknown")
-    return EncodedColumn(coded, code.size, "one")
+    return coded
 
 
-def _many(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> EncodedColumn:
+def _many(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> Numbers:
     place, size = _places(pairs, code), code.size
     usable = place > 0
     # One number for a row and its code: the set of them, sorted, is the matrix read line by line.
@@ -180,10 +179,10 @@ def _many(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> EncodedC
     different = len(np.unique(pairs.value[~usable]))
     what = "3-gram" if code.text else "value"
     note.add(lost, f"a {what} of '{note.column}' that {note.strange} ({different:,} different); it is dropped")
-    return EncodedColumn(matrix, size, "many", code.text)
+    return matrix
 
 
-def _sequence(values: pl.Series, said: Declaration | None, note: _Notes) -> tuple[EncodedColumn, Code]:
+def _sequence(values: pl.Series, said: Declaration | None, note: _Notes) -> tuple[Numbers, Code]:
     most = said.width if isinstance(said, Code) else (said if isinstance(said, Words) else Words()).count
     pairs = listed(words(values).list.head(most))  # in the order of the texts
     counts = np.bincount(pairs.row, minlength=len(values))
@@ -194,7 +193,7 @@ def _sequence(values: pl.Series, said: Declaration | None, note: _Notes) -> tupl
     note.add(int((counts == 0).sum()), f"no words of '{note.column}'")
     strange = int((matrix == 0).any(1).sum())
     note.add(strange, f"a word of '{note.column}' that {note.strange}; it counts as unknown")
-    return EncodedColumn(matrix, code.size, "sequence", text=True), code
+    return matrix, code
 
 
 def _amounts(values: pl.Series) -> npt.NDArray[np.float64]:
@@ -214,7 +213,7 @@ def _scaled(values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes) -> Co
     return Code("number", scale=Scale(largest, mean, spread or 1.0))
 
 
-def _number(values: pl.Series, code: Code, note: _Notes) -> EncodedColumn:
+def _number(values: pl.Series, code: Code, note: _Notes) -> Numbers:
     number = _amounts(values)
     note.add(int((~np.isfinite(number)).sum()), f"no '{note.column}'; it counts as the mean")
-    return EncodedColumn(code.scale.standard(number), 1, "number")
+    return code.scale.standard(number)

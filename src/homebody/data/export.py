@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from homebody.data.columns import SEPARATOR, mark_all
-from homebody.data.population import Population
+from homebody.data.population import Population, entries
 from homebody.errors import HomebodyError, unknown_name
 from homebody.files import replacing
 
@@ -49,9 +49,7 @@ def export(population: Population, path: Path, users: npt.NDArray[np.int64] | No
     """
     users = np.arange(population.n_users) if users is None else users
     lengths = population.lengths[users]
-    ends = np.cumsum(lengths)
-    # Where each chosen user's rows begin, and then one after the other.
-    rows = np.repeat(population.indptr[users] - ends + lengths, lengths) + np.arange(int(lengths.sum()))
+    rows = entries(population.indptr[users], lengths)
     columns: dict[str, pl.Series] = {
         "user": _called(np.repeat(users, lengths), population.user_ids),
         "item": _called(population.items[rows], population.item_ids),
@@ -60,8 +58,7 @@ def export(population: Population, path: Path, users: npt.NDArray[np.int64] | No
         columns["time"] = pl.Series(population.times[rows])
     if population.ratings is not None:
         columns["rating"] = pl.Series(population.ratings[rows])
-    with replacing(path) as file:
-        pl.DataFrame(columns).write_csv(file)
+    _write(path, columns)
     return len(rows)
 
 
@@ -75,8 +72,7 @@ def export_elsewhere(population: Population, path: Path, users: npt.NDArray[np.i
         "user": _called(elsewhere.owners[keep], population.user_ids),
         "item": _called(elsewhere.items[keep], population.item_ids),
     }
-    with replacing(path) as file:
-        pl.DataFrame(columns).write_csv(file)
+    _write(path, columns)
     return int(keep.sum())
 
 
@@ -99,10 +95,14 @@ def export_view(
     for name in columns:
         values = table[name].list.join(SEPARATOR) if table[name].dtype == pl.List(pl.String) else table[name]
         written[name.removeprefix(f"{view}.")] = mark_all(values)
-    with replacing(path) as file:
-        pl.DataFrame(written).filter(there).write_csv(file)
+    _write(path, {name: values.filter(there) for name, values in written.items()})
     return int(there.sum()), len(columns)
 
 
 def _called(numbers: npt.NDArray[np.integer], ids: pl.Series | None) -> pl.Series:
     return pl.Series(numbers) if ids is None else mark_all(ids.gather(pl.Series(numbers)))
+
+
+def _write(path: Path, columns: dict[str, pl.Series]) -> None:
+    with replacing(path) as file:
+        pl.DataFrame(columns).write_csv(file)

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homebody.data.population import Impressions, Population, UserItems
-from homebody.errors import HomebodyError, unknown_name
+from homebody.data.population import Impressions, Population, UserItems, pointers
+from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["Filters", "apply", "kept_impressions", "recounted"]
 
@@ -62,11 +62,10 @@ class Filters:
     def parse(cls, given: Mapping[str, Any]) -> Filters:
         """From a recipe's table, or from texts on a command line."""
         known = [spec.name for spec in fields(cls)]
-        values: dict[str, Any] = {}
-        for name, value in given.items():
-            if name not in known:
-                raise unknown_name("filter", name, known)
-            values[name] = _rating(value) if name == "min_rating" else _count(name, value)
+        refuse_unknown("filter", given, known)
+        values: dict[str, Any] = {
+            name: _rating(value) if name == "min_rating" else _count(name, value) for name, value in given.items()
+        }
         return cls(**values)
 
     def as_dict(self) -> dict[str, float]:
@@ -139,7 +138,10 @@ class _Left:
         if name == "min_rating":
             self._by_rating(value)
         elif name in ("top_items", "items", "sample_items"):
-            self._only(items=_first(self._top_order() if name == "top_items" else self._drawn("item", filters), value))
+            counts = self._item_counts()
+            # Lowest first: most popular, then by number, which is the order of ids.
+            popular = np.where(counts > 0, -counts.astype(np.float64), np.inf)
+            self._only(items=_first(popular if name == "top_items" else self._drawn("item", filters), value))
         elif name in ("users", "sample_users"):
             self._only(users=_first(self._drawn("user", filters), value))
         elif name == "min_item":
@@ -166,11 +168,6 @@ class _Left:
 
     def _item_counts(self) -> npt.NDArray[np.int64]:
         return np.bincount(self.item, minlength=self.whole.n_items)
-
-    def _top_order(self) -> npt.NDArray[np.float64]:
-        """Lowest first: most popular, then by number, which is the order of ids."""
-        counts = self._item_counts().astype(np.float64)
-        return np.where(counts > 0, -counts, np.inf)
 
     def _drawn(self, kind: str, filters: Filters) -> npt.NDArray[np.float64]:
         """A random order of those who have interactions left."""
@@ -206,7 +203,8 @@ class _Left:
         if whole.impressions is not None:
             # A user without history may still have impressions, unless the filters removed the history.
             may = self.user_ok & (users | (whole.lengths == 0))
-            shown = _shown(whole.impressions, may, self.item_ok)
+            shown, asked = whole.impressions, may[whole.impressions.users]
+            shown = kept_impressions(shown, asked[shown.owners] & self.item_ok[shown.items])
             users[shown.users] = True
             items[shown.items] = True
             if row is not None:
@@ -216,11 +214,14 @@ class _Left:
             shown = replace(
                 shown, users=_numbers(users)[shown.users], items=_numbers(items)[shown.items].astype(np.int32)
             )
-        indptr = np.concatenate(([0], np.cumsum(self._user_counts()[users])))
+        if (elsewhere := whole.elsewhere) is not None:
+            keep = users[elsewhere.owners] & items[elsewhere.items]
+            owners, others = _numbers(users)[elsewhere.owners[keep]], _numbers(items)[elsewhere.items[keep]]
+            elsewhere = UserItems.of(owners, others, int(users.sum()))
         who, what = np.flatnonzero(users), np.flatnonzero(items)
         return replace(
             whole,
-            indptr=indptr.astype(np.int64),
+            indptr=pointers(self._user_counts()[users]),
             items=_numbers(items).astype(np.int32)[self.item],
             n_items=len(what),
             user_ids=None if whole.user_ids is None else whole.user_ids.gather(who),
@@ -232,7 +233,7 @@ class _Left:
             ratings=whole.ratings if whole.ratings is None or row is None else whole.ratings[row],
             contexts=whole.contexts if whole.contexts is None or row is None else whole.contexts.rows(row),
             impressions=shown,
-            elsewhere=None if whole.elsewhere is None else _elsewhere(whole.elsewhere, users, items),
+            elsewhere=elsewhere,
         )
 
 
@@ -249,42 +250,22 @@ def _numbers(kept: Mask) -> npt.NDArray[np.int64]:
     return np.cumsum(kept) - 1
 
 
-def _elsewhere(elsewhere: UserItems, users: Mask, items: Mask) -> UserItems:
-    """What is left of what users have elsewhere, in the new numbers."""
-    keep = users[elsewhere.owners] & items[elsewhere.items]
-    owners, numbers = _numbers(users)[elsewhere.owners[keep]], _numbers(items)[elsewhere.items[keep]]
-    return UserItems.of(owners, numbers, int(users.sum()))
-
-
-def _shown(impressions: Impressions, users: Mask, items: Mask) -> Impressions:
-    """What is left of the impressions, in the old numbers."""
-    which = np.repeat(np.arange(len(impressions.users)), np.diff(impressions.indptr))
-    return kept_impressions(impressions, users[impressions.users][which] & items[impressions.items])
-
-
 def kept_impressions(impressions: Impressions, keep: Mask) -> Impressions:
     """The impressions with only these items; each keeps at least one clicked and one unclicked item."""
-    which = np.repeat(np.arange(len(impressions.users)), np.diff(impressions.indptr))
-    clicks = np.bincount(which[keep & impressions.clicked], minlength=len(impressions.users))
-    others = np.bincount(which[keep & ~impressions.clicked], minlength=len(impressions.users))
-    useful = (clicks > 0) & (others > 0)
-    keep = keep & useful[which]
-    return Impressions(
-        impressions.users[useful],
-        np.concatenate(([0], np.cumsum((clicks + others)[useful]))).astype(np.int64),
-        impressions.items[keep],
-        impressions.clicked[keep],
-        None if impressions.times is None else impressions.times[useful],
-        None if impressions.before is None else impressions.before[useful],
-        None if impressions.asked is None else impressions.asked[useful],
-    )
+    which = impressions.owners
+    count = len(impressions.users)
+    clicks = np.bincount(which[keep & impressions.clicked], minlength=count)
+    sizes = np.bincount(which[keep], minlength=count)
+    items, clicked = impressions.items[keep], impressions.clicked[keep]
+    useful = np.flatnonzero((clicks > 0) & (clicks < sizes))
+    return replace(impressions, indptr=pointers(sizes), items=items, clicked=clicked).taken(useful)
 
 
 def recounted(impressions: Impressions, whole: Population, stays: Mask) -> Impressions:
     """The impressions of a population of which only these interactions stay: fewer came before each."""
     if impressions.before is None:
         return impressions
-    left, start = np.concatenate([[0], np.cumsum(stays)]), whole.indptr[impressions.users]
+    left, start = pointers(stays), whole.indptr[impressions.users]
     return replace(impressions, before=left[start + impressions.before] - left[start])
 
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from homebody.data.news import NewsHistory, NewsLines, described, news_population
-from homebody.data.population import Kind, Population, build
+from homebody.data.news import described, with_impressions
+from homebody.data.population import Impressions, Kind, Population, build
 from homebody.data.published import file_bytes, read_rows
 from homebody.errors import several
 
@@ -53,9 +54,9 @@ def read_ibm_articles(folder: Path, *, seed: int = SEED, by_popularity: bool = T
     titles = rows.unique("article_id", keep="first", maintain_order=True).select(id="article_id", title="title")
     table = titles.join(_bodies(folder), on="id", how="left", maintain_order="left")
     features, names, notes = described(path.name, people.item_ids, table, KINDS)
-    history, lines = _drawn(people, np.random.default_rng([seed, *b"ibm-articles"]), by_popularity)
+    items, shown = _drawn(people, np.random.default_rng([seed, *b"ibm-articles"]), by_popularity)
     how = "by the number of their clicks" if by_popularity else "evenly"
-    many = several(len(np.unique(lines.users)), "person", "people")
+    many = several(len(np.unique(shown.users)), "person", "people")
     if nobody:
         notes.append(f"{several(nobody, 'click names', 'clicks name')} no person: left out.")
     notes.append(
@@ -63,17 +64,8 @@ def read_ibm_articles(folder: Path, *, seed: int = SEED, by_popularity: bool = T
         f"articles or more get one for each from the fourth on, of that article and {OTHERS} others, drawn {how}; "
         "one of each person, drawn evenly, is asked about, and the others are for learning alone."
     )
-    made = news_population(
-        "ibm-articles",
-        history,
-        lines,
-        user_ids=people.user_ids,
-        item_ids=people.item_ids,
-        features=features,
-        item_names=names,
-        notes=notes,
-    )
-    return replace(made, times=None)
+    people = replace(people, items=items, item_names=names, item_features=features, notes=tuple(notes))
+    return with_impressions(people, shown)
 
 
 def _bodies(folder: Path) -> pl.DataFrame:
@@ -87,8 +79,10 @@ def _bodies(folder: Path) -> pl.DataFrame:
     )
 
 
-def _drawn(people: Population, generator: np.random.Generator, by_popularity: bool) -> tuple[NewsHistory, NewsLines]:
-    """Histories with the clicks on the drawn articles last, and the impressions."""
+def _drawn(
+    people: Population, generator: np.random.Generator, by_popularity: bool
+) -> tuple[npt.NDArray[np.int32], Impressions]:
+    """Everyone's articles with the clicks on the drawn ones last, and the impressions."""
     owner = np.repeat(np.arange(people.n_users), people.lengths)
     has = np.zeros((people.n_users, people.n_items), dtype=np.bool_)
     has[owner, people.items] = True
@@ -115,12 +109,11 @@ def _drawn(people: Population, generator: np.random.Generator, by_popularity: bo
         shown[some, 1:] = np.where(has[whose[some]], np.inf, keys).argsort(1, kind="stable")[:, :OTHERS]
     # The click stands at any place, so that no order of equal scores gives it away.
     places = generator.random(shown.shape).argsort(1)
-    return NewsHistory(people.indptr, items), NewsLines(
+    return items, Impressions(
         whose,
-        None,
         np.arange(len(asked) + 1, dtype=np.int64) * (OTHERS + 1),
         np.take_along_axis(shown, places, axis=1).ravel(),
         (places == 0).ravel(),
-        asked - people.indptr[whose],
-        items[asked] == chosen[whose],
+        before=asked - people.indptr[whose],
+        asked=items[asked] == chosen[whose],
     )

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.news import NewsHistory, NewsLines, described, merged, news_population
-from homebody.data.population import Kind, Population
+from homebody.data.news import described, merged, with_impressions
+from homebody.data.population import Impressions, Kind, Population, entries, pointers
 from homebody.data.published import file_bytes
 from homebody.errors import HomebodyError
+from homebody.files import insisting
 
 __all__ = ["PARTS", "read_mind"]
 
@@ -70,36 +71,36 @@ def read_mind(folder: Path) -> Population:
         for chunk in (_numbered(parsed, users, ids) for parsed in _chunks(part / "behaviors.tsv"))
     ]
     states = pl.concat([chunk.states for chunk in chunks]).unique(["user", "state"], keep="first", maintain_order=True)
-    history, before = _histories(states, users, ids)
+    starts, history, before = _histories(states, users, ids)
     lines = pl.concat([chunk.lines for chunk in chunks]).join(
         before, on=["user", "state"], how="left", maintain_order="left"
     )
     user_ids, user_order = users.sorted()
     item_ids, item_order = ids.sorted()
-    lengths = np.concatenate([chunk.lengths for chunk in chunks])
     table = pl.concat([_news(part / "news.tsv") for part in folders]).unique("id", keep="first", maintain_order=True)
     features, names, notes = described(str(folders[0] / "news.tsv"), item_ids, table, KINDS)
     start = np.argsort(user_order)  # the user of each new number
-    sizes = np.diff(history.indptr)[start]
-    indptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    entries = np.arange(indptr[-1]) + np.repeat(history.indptr[:-1][start] - indptr[:-1], sizes)
-    return news_population(
+    sizes = np.diff(starts)[start]
+    people = Population(
         "mind",
-        NewsHistory(indptr, item_order[history.items[entries]].astype(np.int32)),
-        NewsLines(
-            user_order[lines["user"].to_numpy()],
-            lines["time"].to_numpy(),
-            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            item_order[np.concatenate([chunk.items.to_numpy() for chunk in chunks])].astype(np.int32),
-            np.concatenate([chunk.clicked for chunk in chunks]),
-            lines["before"].to_numpy().astype(np.int64),
-        ),
+        pointers(sizes),
+        item_order[history[entries(starts[:-1][start], sizes)]].astype(np.int32),
+        n_items=len(item_ids),
         user_ids=user_ids,
         item_ids=item_ids,
-        features=features,
         item_names=names,
-        notes=notes,
+        item_features=features,
+        notes=tuple(notes),
     )
+    shown = Impressions(
+        user_order[lines["user"].to_numpy()],
+        pointers(np.concatenate([chunk.lengths for chunk in chunks])),
+        item_order[np.concatenate([chunk.items.to_numpy() for chunk in chunks])].astype(np.int32),
+        np.concatenate([chunk.clicked for chunk in chunks]),
+        lines["time"].to_numpy(),
+        lines["before"].to_numpy().astype(np.int64),
+    )
+    return with_impressions(people, shown)
 
 
 class _TextNumbers:
@@ -127,17 +128,13 @@ class _TextNumbers:
 def _chunks(path: Path) -> Iterator[tuple[Path, int, pl.DataFrame]]:
     """Whole lines of the file, some at a time, with the number of the first."""
     first, rest = 1, b""
-    try:
-        with path.open("rb") as file:
-            while block := file.read(CHUNK_BYTES):
-                whole, newline, tail = (rest + block).rpartition(b"\n")
-                rest = tail
-                if newline:
-                    table = _table(path, first, whole)
-                    yield path, first, table
-                    first += table.height
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be read: {error.strerror or error}.") from error
+    with insisting(f"{path} cannot be read"), path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            whole, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                table = _table(path, first, whole)
+                yield path, first, table
+                first += table.height
     if rest.strip():
         yield path, first, _table(path, first, rest)
     elif first == 1:
@@ -194,8 +191,10 @@ def _numbered(parsed: tuple[Path, int, pl.DataFrame], users: _TextNumbers, ids: 
     )
 
 
-def _histories(states: pl.DataFrame, users: _TextNumbers, ids: _TextNumbers) -> tuple[NewsHistory, pl.DataFrame]:
-    """Everyone's history, and how long it was at each of its states."""
+def _histories(
+    states: pl.DataFrame, users: _TextNumbers, ids: _TextNumbers
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], pl.DataFrame]:
+    """Everyone's history, as row pointers and items, and how long it was at each of its states."""
     states = states.sort("user", "time", maintain_order=True)
     read = states["history"].str.split(" ")
     read = pl.select(
@@ -223,8 +222,7 @@ def _histories(states: pl.DataFrame, users: _TextNumbers, ids: _TextNumbers) -> 
         counts = np.bincount(owners.astype(np.int64), minlength=len(users))
     else:
         counts = np.bincount(owner, lengths, len(users)).astype(np.int64)
-    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return NewsHistory(indptr, items), states.select("user", "state").with_columns(before=pl.Series(before))
+    return pointers(counts), items, states.select("user", "state").with_columns(before=pl.Series(before))
 
 
 def _news(path: Path) -> pl.DataFrame:

@@ -28,7 +28,7 @@ from homebody.data.population import Features, Kind, Population, build
 from homebody.data.published import file_bytes, member_bytes, named, read_rows, rows_for
 from homebody.errors import HomebodyError
 
-__all__ = ["read_ml_1m", "read_ml_20m", "read_ml_25m", "read_ml_100k"]
+__all__ = ["read_ml_1m", "read_ml_100k", "read_ml_large"]
 
 Describe = Callable[[pl.DataFrame], pl.DataFrame]
 
@@ -86,52 +86,42 @@ def read_ml_100k(folder: Path) -> Population:
 
 def read_ml_1m(folder: Path) -> Population:
     """MovieLens-1M from a folder that holds `ml-1m.zip`, or the unpacked `ratings.dat`."""
-    archive = folder / "ml-1m.zip"
-    texts = {}
-    for part in ("ratings.dat", "users.dat", "movies.dat"):
-        path = folder / part
-        if archive.exists():
-            texts[part] = member_bytes(archive, f"ml-1m/{part}")
-        elif path.exists() or part == "ratings.dat":
-            texts[part] = file_bytes(path)
-    tabbed = {part: text.replace(b"::", b"\t") for part, text in texts.items()}
+
+    def tabbed(part: str) -> bytes:
+        return _part("ml-1m", folder, part)[0].replace(b"::", b"\t")
+
+    ratings = tabbed("ratings.dat")
     people, movies = (
-        None if part not in tabbed else _described(tabbed[part], folder / part, describe, encoding="latin-1")
+        _described(tabbed(part), folder / part, describe, encoding="latin-1") if _has("ml-1m", folder, part) else None
         for part, describe in (("users.dat", _people_1m), ("movies.dat", _movies_1m))
     )
-    ratings = _ratings(tabbed["ratings.dat"], folder / "ratings.dat")
-    return _population("ml-1m", ratings, people, movies, PEOPLE_1M)
+    return _population("ml-1m", _ratings(ratings, folder / "ratings.dat"), people, movies, PEOPLE_1M)
 
 
-def read_ml_20m(folder: Path) -> Population:
-    """MovieLens-20M from a folder that holds `ml-20m.zip`, or the unpacked `ratings.csv`."""
-    return _large("ml-20m", folder)
+def read_ml_large(name: str, folder: Path) -> Population:
+    """MovieLens-20M or -25M from a folder that holds its zip, or the unpacked `ratings.csv`."""
 
+    def rows(part: str, columns: Mapping[str, type[pl.DataType]], quote: str | None = None) -> pl.DataFrame:
+        text, of = _part(name, folder, part)
+        return read_rows(text, of, columns, separator=",", header=tuple(columns), quote=quote)
 
-def read_ml_25m(folder: Path) -> Population:
-    """MovieLens-25M from a folder that holds `ml-25m.zip`, or the unpacked `ratings.csv`."""
-    return _large("ml-25m", folder)
-
-
-def _large(name: str, folder: Path) -> Population:
-    archive = folder / f"{name}.zip"
-    movies = None
-    if archive.exists() or (folder / "movies.csv").exists():
-        movies = _movies_large(_large_part(name, folder, "movies.csv", LARGE_MOVIES, quote='"'))
-    ratings = _large_part(name, folder, "ratings.csv", LARGE_RATINGS)
+    movies = _movies_large(rows("movies.csv", LARGE_MOVIES, '"')) if _has(name, folder, "movies.csv") else None
+    ratings = rows("ratings.csv", LARGE_RATINGS)
     ratings.columns = list(RATINGS)
     return _population(name, ratings, None, movies)
 
 
-def _large_part(
-    name: str, folder: Path, part: str, columns: Mapping[str, type[pl.DataType]], *, quote: str | None = None
-) -> pl.DataFrame:
+def _has(name: str, folder: Path, part: str) -> bool:
+    """Whether the folder has a part of this data set; a zip has all of them."""
+    return (folder / f"{name}.zip").exists() or (folder / part).exists()
+
+
+def _part(name: str, folder: Path, part: str) -> tuple[bytes, str]:
+    """A part of this data set, from its zip or unpacked, and what an error calls it."""
     archive = folder / f"{name}.zip"
     if archive.exists():
-        text, of = member_bytes(archive, f"{name}/{part}"), f"{archive} ({part})"
-    else:
-        text, of = file_bytes(folder / part), str(folder / part)
-    return read_rows(text, of, columns, separator=",", header=tuple(columns), quote=quote)
+        return member_bytes(archive, f"{name}/{part}"), f"{archive} ({part})"
+    return file_bytes(folder / part), str(folder / part)
 
 
 def _population(
@@ -142,19 +132,16 @@ def _population(
     declared: Mapping[str, Code] = MappingProxyType({}),
 ) -> Population:
     bare = build(name, ratings["user"], ratings["item"], times=ratings["time"], ratings=ratings["rating"])
-    about_users = None if people is None else rows_for(bare.user_ids, people)
-    about_items = None if movies is None else rows_for(bare.item_ids, movies)
-    kinds: dict[str, Kind] = {
-        name: "numeric" if code.kind == "number" else "categorical" for name, code in declared.items()
-    }
-    return replace(
-        bare,
-        user_features=None
-        if about_users is None
-        else Features(about_users, kinds, declared, dict.fromkeys(declared, "profile")),
-        item_names=None if about_items is None else named(bare, about_items["title"]),
-        item_features=None if about_items is None else Features(about_items, ITEM_KINDS),
-    )
+    if people is not None:
+        kinds: dict[str, Kind] = {
+            name: "numeric" if code.kind == "number" else "categorical" for name, code in declared.items()
+        }
+        about = rows_for(bare.user_ids, people)
+        bare = replace(bare, user_features=Features(about, kinds, declared, dict.fromkeys(declared, "profile")))
+    if movies is not None:
+        about = rows_for(bare.item_ids, movies)
+        bare = replace(bare, item_names=named(bare, about["title"]), item_features=Features(about, ITEM_KINDS))
+    return bare
 
 
 def _ratings(text: bytes, path: Path, *, header: bool = False) -> pl.DataFrame:

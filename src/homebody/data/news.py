@@ -7,40 +7,16 @@ weeks, become one history, and each impression knows how much of it came before.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from homebody.data.population import Features, Impressions, Kind, Population
+from homebody.data.population import Features, Impressions, Kind, Population, pointers
+from homebody.data.published import rows_for
 from homebody.errors import HomebodyError, several
 
-__all__ = ["NewsHistory", "NewsLines", "described", "merged", "news_population"]
-
-Longs = npt.NDArray[np.int64]
-
-
-class NewsHistory(NamedTuple):
-    """Everyone's history: user u read `items[indptr[u]:indptr[u + 1]]`, oldest first."""
-
-    indptr: Longs
-    items: npt.NDArray[np.int32]
-    times: Longs | None = None
-
-
-class NewsLines(NamedTuple):
-    """Impressions in the order of a source: line n showed `items[indptr[n]:indptr[n + 1]]`."""
-
-    users: Longs
-    times: Longs | None
-    indptr: Longs
-    items: npt.NDArray[np.int32]
-    clicked: npt.NDArray[np.bool_]
-    before: Longs
-    """How many interactions of the user came before each."""
-    asked: npt.NDArray[np.bool_] | None = None
-    """Which a model may be asked about; None: all."""
+__all__ = ["described", "merged", "with_impressions"]
 
 
 def merged(states: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
@@ -62,72 +38,37 @@ def merged(states: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
     return whole, lengths
 
 
-def news_population(
-    name: str,
-    history: NewsHistory,
-    lines: NewsLines,
-    *,
-    user_ids: pl.Series,
-    item_ids: pl.Series,
-    features: Features | None = None,
-    item_names: pl.Series | None = None,
-    notes: Sequence[str] = (),
-) -> Population:
-    """The population with the impressions by user and time. Those that ask nothing are left out, and said."""
-    lines, said = _asking(lines, len(item_ids))
-    if not len(lines.users):
-        raise HomebodyError(f"No impression of {name} has both a click and something that was not clicked.")
-    keys = (lines.users,) if lines.times is None else (lines.times, lines.users)
-    shown = Impressions(lines.users, lines.indptr, lines.items, lines.clicked, lines.times, lines.before, lines.asked)
-    return Population(
-        name,
-        history.indptr,
-        history.items,
-        n_items=len(item_ids),
-        times=history.times,
-        user_ids=user_ids,
-        item_ids=item_ids,
-        item_names=item_names,
-        item_features=features,
-        impressions=shown.taken(np.lexsort(keys)),
-        notes=(*notes, *said),
-    )
+def with_impressions(people: Population, lines: Impressions) -> Population:
+    """The people with the impressions of a source, whose order they have in `lines`, by user and time.
 
-
-def _asking(lines: NewsLines, n_items: int) -> tuple[NewsLines, list[str]]:
-    """The lines with each item once, in which something was clicked and something was not."""
-    said = []
-    line = np.repeat(np.arange(len(lines.users)), np.diff(lines.indptr))
-    distinct, first, where = np.unique(line * n_items + lines.items, return_index=True, return_inverse=True)
-    items, clicked = lines.items, lines.clicked
-    if len(distinct) < len(items):
+    An item counts once in an impression. Impressions that ask nothing are left out, and said.
+    """
+    said, line, count = [], lines.owners, len(lines.users)
+    distinct, first, where = np.unique(line * people.n_items + lines.items, return_index=True, return_inverse=True)
+    if len(distinct) < len(lines.items):
         said.append(
-            f"{several(len(items) - len(distinct), 'item is', 'items are')} shown again in the same impression: each "
-            "counts once, as clicked if once clicked."
+            f"{several(len(lines.items) - len(distinct), 'item is', 'items are')} shown again in the same impression: "
+            "each counts once, as clicked if once clicked."
         )
-        ever = np.bincount(where.reshape(-1), clicked, len(distinct)) > 0
+        ever = np.bincount(where.reshape(-1), lines.clicked, len(distinct)) > 0
         order = np.argsort(first)  # as the source lists them
-        items, clicked, line = items[first[order]], ever[order], line[first[order]]
-    clicks, sizes = (
-        np.bincount(line[clicked], minlength=len(lines.users)),
-        np.bincount(line, minlength=len(lines.users)),
-    )
+        once, line = first[order], line[first[order]]
+        indptr = pointers(np.bincount(line, minlength=count))
+        lines = replace(lines, indptr=indptr, items=lines.items[once], clicked=ever[order])
+    clicks, sizes = np.bincount(line[lines.clicked], minlength=count), np.diff(lines.indptr)
     for useless, why in ((clicks == 0, "no click"), ((clicks == sizes) & (clicks > 0), "nothing that was not clicked")):
         if useless.any():
             many = several(int(useless.sum()), "impression has", "impressions have")
             said.append(f"{many} {why}: left out, as there is nothing to rank.")
     asks = (clicks > 0) & (clicks < sizes)
-    entries = asks[line]
-    indptr = np.concatenate([[0], np.cumsum(sizes[asks])]).astype(np.int64)
-    times = None if lines.times is None else lines.times[asks]
-    asked = None if lines.asked is None else lines.asked[asks]
-    return NewsLines(
-        lines.users[asks], times, indptr, items[entries], clicked[entries], lines.before[asks], asked
-    ), said
+    if not asks.any():
+        raise HomebodyError(f"No impression of {people.name} has both a click and something that was not clicked.")
+    order = np.lexsort((lines.users,) if lines.times is None else (lines.times, lines.users))
+    return replace(people, impressions=lines.taken(order[asks[order]]), notes=(*people.notes, *said))
 
 
 def described(
-    name: str, item_ids: pl.Series, table: pl.DataFrame, kinds: Mapping[str, Kind], titles: str = "title"
+    name: str, item_ids: pl.Series, table: pl.DataFrame, kinds: Mapping[str, Kind]
 ) -> tuple[Features, pl.Series, list[str]]:
     """The items' features in the order of the ids, their titles as names, and notes on what is missing.
 
@@ -143,7 +84,7 @@ def described(
     if strangers:
         many = several(strangers, "news item is", "news items are")
         notes.append(f"{many} in histories or impressions and not in {name}: known by id alone, without text.")
-    known = item_ids.rename("id").to_frame().join(table, on="id", how="left", maintain_order="left").drop("id")
+    known = rows_for(item_ids, table)
     texts = [column for column, kind in kinds.items() if kind in ("text", "sequence")]
     known = known.with_columns(
         pl.when(pl.col(column).str.strip_chars() != "").then(pl.col(column)) for column in texts
@@ -155,4 +96,4 @@ def described(
         notes.append(
             f"{several(silent, 'news item', 'news items')} of {name} {'has' if silent == 1 else 'have'} no text."
         )
-    return Features(known, kinds), known[titles].fill_null(item_ids.cast(pl.String)), notes
+    return Features(known, kinds), known["title"].fill_null(item_ids.cast(pl.String)), notes

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from homebody.data import split_kernels as kernels
-from homebody.data.population import Impressions, Population
+from homebody.data.population import Impressions, Population, pointers
 from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, ShownPart, Split, isolated
-from homebody.errors import HomebodyError, several, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, several
 from homebody.rng import Rng
 
 __all__ = ["WAYS", "Way", "everything", "leave_one_out", "settings_of", "split"]
@@ -35,6 +35,15 @@ class Kept:
     @property
     def lengths(self) -> Longs:
         return np.diff(self.indptr)
+
+    @property
+    def owner(self) -> Longs:
+        """The user of each of the rows."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def everyone(self) -> Bools:
+        return np.ones(len(self.lengths), dtype=np.bool_)
 
     @property
     def items(self) -> Ints:
@@ -123,7 +132,7 @@ def everything(population: Population, *, seed: int = 0) -> Split:
     """
     kept, notes = _kept(population, "strict", "latest", seed)
     none = np.zeros(len(kept.lengths), dtype=np.int64)
-    parts = _by_count(kept, none, none, np.ones(len(none), dtype=np.bool_), tuple(notes))
+    parts = _by_count(kept, none, none, kept.everyone, tuple(notes))
     return Split(population, "everything", "strict", "latest", seed, 1, **parts._asdict())
 
 
@@ -138,7 +147,7 @@ def _leave_one_out(kept: Kept, settings: Mapping[str, float]) -> Parts:
     few = f"{(~asked).sum():,} of {len(asked):,} users {have} fewer than {LEAST} interactions: "
     notes = () if asked.all() else (few + "they take part in training and are not evaluated.",)
     count = asked.astype(np.int64)
-    return _by_count(kept, count, count, np.ones(len(asked), dtype=np.bool_), notes)
+    return _by_count(kept, count, count, kept.everyone, notes)
 
 
 def _ratio(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -151,7 +160,7 @@ def _ratio(kept: Kept, settings: Mapping[str, float]) -> Parts:
     unasked = int(((test + valid == 0) & (kept.lengths > 0)).sum())
     few = several(unasked, "user has", "users have")
     notes = (f"{few} too few interactions to be asked; they train.",) if unasked else ()
-    return _by_count(kept, valid, test, np.ones(len(test), dtype=np.bool_), notes)
+    return _by_count(kept, valid, test, kept.everyone, notes)
 
 
 def _held_out_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -177,7 +186,7 @@ def _liked(kept: Kept, above: float) -> tuple[Kept, Longs]:
         return kept, np.zeros(len(kept.lengths), dtype=np.int64)
     if kept.population.ratings is None:
         raise HomebodyError(f"{kept.population.name} has no ratings, so none is above {above:g}: leave out above.")
-    owner = np.repeat(np.arange(len(kept.lengths)), kept.lengths)
+    owner = kept.owner
     low = kept.population.ratings[kept.rows] <= above
     return replace(kept, rows=kept.rows[np.lexsort((low, owner))]), np.bincount(owner[low], minlength=len(kept.lengths))
 
@@ -197,8 +206,7 @@ def _guests(valid: Longs, test: Longs, how: str) -> tuple[str, ...]:
 
 def _cold_items(kept: Kept, settings: Mapping[str, float]) -> Parts:
     group = _groups(kept, kept.population.n_items, "items", settings)
-    everyone = np.ones(len(kept.lengths), dtype=np.bool_)
-    return _by_part(kept, group[kept.items], everyone, group)
+    return _by_part(kept, group[kept.items], kept.everyone, group)
 
 
 def _cold_both(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -219,11 +227,10 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     early = np.arange(len(users)) - first < np.floor(settings["valid"] * count)
     turn = np.floor(settings["valid"] * np.arange((count == 1).sum() + 1))
     early[count == 1] = np.diff(turn) > 0
-    everyone = np.ones(len(kept.lengths), dtype=np.bool_)
     # Where only the times tell what came before, the whole history is learnt from and asked with, as documented.
     before = None if shown.before is None else _before(kept)
     parts: dict[ShownPart, Longs] = {"valid": asked[early], "test": asked[~early]}
-    return _asked_of_shown(kept, shown, parts, before, everyone, notes)
+    return _asked_of_shown(kept, shown, parts, before, kept.everyone, notes)
 
 
 def _impressions_later(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -247,8 +254,7 @@ def _impressions_later(kept: Kept, settings: Mapping[str, float]) -> Parts:
         "valid": _asked(shown, np.sort(order[held:late])),
         "test": _asked(shown, np.sort(order[late:])),
     }
-    everyone = np.ones(len(kept.lengths), dtype=np.bool_)
-    return _asked_of_shown(kept, shown, parts, _before(kept), everyone, notes, since=int(times[held]))
+    return _asked_of_shown(kept, shown, parts, _before(kept), kept.everyone, notes, since=int(times[held]))
 
 
 def _impressions_people(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -270,7 +276,7 @@ def _askable(kept: Kept) -> tuple[Impressions, Longs, tuple[str, ...]]:
         raise HomebodyError(
             f"{kept.population.name} has no impressions, which this split needs; give a file with --impressions FILE."
         )
-    clicks = np.concatenate([[0], np.cumsum(shown.clicked)])[shown.indptr]
+    clicks = pointers(shown.clicked)[shown.indptr]
     mixed = (np.diff(clicks) > 0) & (np.diff(clicks) < np.diff(shown.indptr))
     some = int((~mixed).sum())
     them = "it" if some == 1 else "them"
@@ -289,9 +295,7 @@ def _before(kept: Kept) -> Longs | None:
     before, shown = kept.population.before_impressions(), kept.population.impressions
     if before is None or shown is None:
         return None
-    counts = np.zeros(kept.population.n_interactions + 1, dtype=np.int64)
-    counts[kept.rows.astype(np.int64) + 1] = 1
-    counts = np.cumsum(counts)
+    counts = pointers(np.bincount(kept.rows, minlength=kept.population.n_interactions))
     start = kept.population.indptr[shown.users]
     return counts[start + before] - counts[start]
 
@@ -322,9 +326,8 @@ def _asked_of_shown(
         asked = np.concatenate([parts["valid"], parts["test"]])
         np.minimum.at(learnt, shown.users[asked], before[asked])
         if since is not None and kept.population.times is not None:
-            owner = np.repeat(np.arange(len(learnt)), kept.lengths)
             early_rows = kept.population.times[kept.rows] < since
-            learnt = np.minimum(learnt, np.bincount(owner[early_rows], minlength=len(learnt)))
+            learnt = np.minimum(learnt, np.bincount(kept.owner[early_rows], minlength=len(learnt)))
         if "train" in parts:  # they came before those that are asked, so nothing before them is to be withheld
             np.maximum.at(learnt, shown.users[parts["train"]], before[parts["train"]])
     withheld = kept.lengths - learnt
@@ -371,15 +374,13 @@ def settings_of(way: str) -> dict[str, float]:
 
 def _parse(way: str) -> tuple[str, dict[str, float]]:
     name, _, rest = way.partition(":")
-    if name not in WAYS:
-        raise unknown_name("split", name, WAYS)
+    refuse_unknown("split", [name], WAYS)
     settings = dict(WAYS[name].settings)
     for setting in filter(None, rest.split(",")):
         key, _, text = (part.strip() for part in setting.partition("="))
         if not settings:
             raise HomebodyError(f"The split {name} has no settings: leave out ':{rest}'.")
-        if key not in settings:
-            raise unknown_name(f"setting of the split {name}", key, settings)
+        refuse_unknown(f"setting of the split {name}", [key], settings)
         try:
             settings[key] = float(text)
         except ValueError:
@@ -400,21 +401,19 @@ def _parse(way: str) -> tuple[str, dict[str, float]]:
 
 def _kept(population: Population, protocol: Protocol, how: How, seed: int) -> tuple[Kept, list[str]]:
     # There may be very many: 32 bits wherever they suffice.
-    small = population.n_interactions < 2**31
-    rows: Rows = np.arange(population.n_interactions, dtype=np.int64)
-    rows = rows.astype(np.int32) if small else rows
+    rows: Rows = np.arange(population.n_interactions)
+    rows = rows.astype(np.int32) if len(rows) < 2**31 else rows
     indptr = population.indptr
     first = kernels.first_only(indptr, population.items, population.n_items)
     repeats = int((~first).sum())
+    notes = []
     if repeats and protocol == "published":
         many = several(repeats, "repeated interaction is", "repeated interactions are")
         notes = [f"{many} kept: a held-out item may stand in training too."]
     elif repeats:
         many = several(repeats, "repeated interaction was", "repeated interactions were")
         notes = [f"{many} left out: each user's first with an item counts."]
-        indptr, rows = np.concatenate([[0], np.cumsum(first)])[indptr], rows[first]
-    else:
-        notes = []
+        indptr, rows = pointers(first)[indptr], rows[first]
     if how == "latest-first":
         if population.times is None:
             raise HomebodyError(f"{population.name} has no times, so nothing is the latest: leave out latest-first.")
@@ -449,7 +448,7 @@ def _by_count(
 
 def _by_part(kept: Kept, part: Longs, learn: Bools, items: Longs) -> Parts:
     """Each interaction in the part of this number; items of any group but 0 do not exist in training."""
-    owner = np.repeat(np.arange(len(kept.lengths)), kept.lengths)
+    owner = kept.owner
     order = np.lexsort((part, owner))
     sizes = np.bincount(owner * 4 + part, minlength=4 * len(kept.lengths)).reshape(-1, 4)
     bounds = np.concatenate([[kept.indptr[:-1]], kept.indptr[:-1] + np.cumsum(sizes, axis=1).T])
@@ -482,6 +481,5 @@ def _left_out(done: Split) -> list[str]:
 
 
 def _known(kind: str, name: str, names: Any) -> Any:
-    if name not in get_args(names):
-        raise unknown_name(kind, name, get_args(names))
+    refuse_unknown(kind, [name], get_args(names))
     return name

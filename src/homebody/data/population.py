@@ -11,12 +11,23 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 
 if TYPE_CHECKING:
     from homebody.data.vocabularies import Declaration
 
-__all__ = ["KINDS", "Features", "Impressions", "Kind", "Population", "UserItems", "build", "whole_times"]
+__all__ = [
+    "KINDS",
+    "Features",
+    "Impressions",
+    "Kind",
+    "Population",
+    "UserItems",
+    "build",
+    "entries",
+    "pointers",
+    "whole_times",
+]
 
 Kind = Literal["categorical", "multi-hot", "numeric", "text", "sequence"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -52,12 +63,8 @@ class Features:
             raise HomebodyError(
                 f"The features {', '.join(self.table.columns)} need a kind each, not {', '.join(self.kinds)}."
             )
-        for kind in self.kinds.values():
-            if kind not in KINDS:
-                raise unknown_name("kind of feature", kind, KINDS)
-        for name in self.views:
-            if name not in self.kinds:
-                raise unknown_name("feature that could be in a view", name, self.kinds)
+        refuse_unknown("kind of feature", self.kinds.values(), KINDS)
+        refuse_unknown("feature that could be in a view", self.views, self.kinds)
 
     def __len__(self) -> int:
         return self.table.height
@@ -76,9 +83,36 @@ class Features:
             {name: self.views[name] for name in kept if name in self.views},
         )
 
+    def beside(self, others: Features) -> Features:
+        """These columns, then others about the same rows."""
+        return Features(
+            self.table.hstack(others.table),
+            {**self.kinds, **others.kinds},
+            {**self.declared, **others.declared},
+            {**self.views, **others.views},
+        )
+
     def rows(self, numbers: npt.NDArray[np.integer[Any]]) -> Features:
         """These rows, in this order."""
         return replace(self, table=self.table[numbers])
+
+
+def pointers(sizes: npt.NDArray[np.integer[Any] | np.bool_]) -> npt.NDArray[np.int64]:
+    """Where parts of these sizes begin in a flat array, one after another, and where the last one ends.
+
+    >>> pointers(np.array([2, 0, 1])).tolist()
+    [0, 2, 2, 3]
+    """
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def entries(starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The places in a flat array of parts that begin at these and have these sizes, one after another.
+
+    >>> entries(np.array([7, 2]), np.array([2, 3])).tolist()
+    [7, 8, 2, 3, 4]
+    """
+    return np.arange(int(sizes.sum())) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
 
 
 class UserItems(NamedTuple):
@@ -96,7 +130,7 @@ class UserItems(NamedTuple):
         """
         most = int(items.max(initial=0)) + 1
         owner, item = np.divmod(np.unique(users.astype(np.int64) * most + items), most)
-        return cls(np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n_users))]), item.astype(np.int32))
+        return cls(pointers(np.bincount(owner, minlength=n_users)), item.astype(np.int32))
 
     @property
     def owners(self) -> npt.NDArray[np.int64]:
@@ -123,6 +157,11 @@ class Impressions:
     asked: npt.NDArray[np.bool_] | None = None
     """Which of them a model may be asked about; the others are for learning alone. None: all."""
 
+    @property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """The impression of each entry of `items`."""
+        return np.repeat(np.arange(len(self.users)), np.diff(self.indptr))
+
     def taken(self, chosen: npt.NDArray[np.integer[Any]]) -> Impressions:
         """These impressions, in this order.
 
@@ -133,13 +172,12 @@ class Impressions:
         ([8, 9], [0, 2], [6])
         """
         lengths = np.diff(self.indptr)[chosen]
-        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        entries = np.arange(indptr[-1]) + np.repeat(self.indptr[chosen] - indptr[:-1], lengths)
+        which = entries(self.indptr[chosen], lengths)
         return Impressions(
             self.users[chosen],
-            indptr,
-            self.items[entries],
-            self.clicked[entries],
+            pointers(lengths),
+            self.items[which],
+            self.clicked[which],
             None if self.times is None else self.times[chosen],
             None if self.before is None else self.before[chosen],
             None if self.asked is None else self.asked[chosen],
@@ -288,9 +326,7 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
         >>> two.lacks(["times", "ratings"])
         'times'
         """
-        for need in needs:
-            if need not in NEEDS:
-                raise unknown_name("kind of data that a method may need", need, NEEDS)
+        refuse_unknown("kind of data that a method may need", needs, NEEDS)
         return next((need for need in needs if getattr(self, need.replace(" ", "_")) is None), None)
 
     def _row_problem(self) -> str | None:
@@ -383,11 +419,9 @@ def build(
     item_ids, row_item = _numbered(items)
     clock = None if times is None else times.to_physical().to_numpy()
     order = _order(row_user, len(user_ids), clock)
-    indptr = np.zeros(len(user_ids) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row_user, minlength=len(user_ids)), out=indptr[1:])
     return Population(
         name,
-        indptr,
+        pointers(np.bincount(row_user, minlength=len(user_ids))),
         row_item[order],
         n_items=len(item_ids),
         times=None if times is None else whole_times(times)[order],

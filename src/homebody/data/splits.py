@@ -15,7 +15,7 @@ import torch
 from homebody.core import Catalogue, Column
 from homebody.data import split_kernels as kernels
 from homebody.data.encode import Encoded, EncodedColumn, encode
-from homebody.data.population import Population, UserItems
+from homebody.data.population import Impressions, Population, UserItems, entries, pointers
 from homebody.errors import HomebodyError
 from homebody.reference import Histories, LearntImpressions
 from homebody.rng import Rng
@@ -173,8 +173,7 @@ class Split:
         bounds[2:4, public] = bounds[1, public]  # what was held out of theirs is withheld
         shown = self.shown
         if shown is not None:
-            assert self.population.impressions is not None
-            owner = self.population.impressions.users
+            owner = self._impressions.users
             shown = {
                 part: numbers if part == "train" else numbers[~public[owner[numbers]]]
                 for part, numbers in shown.items()
@@ -188,9 +187,8 @@ class Split:
         """Everyone's training items in one place: what a centralised reference collects."""
         position = np.arange(len(self.items)) - np.repeat(self.bounds[0], self.bounds[4] - self.bounds[0])
         kept = position < np.repeat(self.lengths, self.bounds[4] - self.bounds[0])
-        indptr = np.concatenate([[0], np.cumsum(self.lengths)])
         return Histories(
-            indptr,
+            pointers(self.lengths),
             self.items[kept],
             self.catalogue(),
             self.learn,
@@ -204,11 +202,15 @@ class Split:
         """The impressions that a centralised reference may learn from."""
         if self._learnt_shown is None:
             return None
-        assert self.population.impressions is not None
-        numbers = self._learnt_shown[self.learn[self.population.impressions.users[self._learnt_shown]]]
-        some = self.population.impressions.taken(numbers)
+        numbers = self._learnt_shown[self.learn[self._impressions.users[self._learnt_shown]]]
+        some = self._impressions.taken(numbers)
         before = self.lengths[some.users] if self.before is None else self.before[numbers]
         return LearntImpressions(some.users, some.indptr, some.items, some.clicked, before)
+
+    @property
+    def _impressions(self) -> Impressions:
+        assert self.population.impressions is not None
+        return self.population.impressions
 
     @property
     def _learnt_shown(self) -> Longs | None:
@@ -226,8 +228,7 @@ class Split:
     def _able(self, needs: Sequence[str]) -> Bools:
         able = self.lengths > 0
         if "impressions" in needs and self._learnt_shown is not None:
-            assert self.population.impressions is not None
-            able &= np.bincount(self.population.impressions.users[self._learnt_shown], minlength=self.n_users) > 0
+            able &= np.bincount(self._impressions.users[self._learnt_shown], minlength=self.n_users) > 0
         return able
 
     @cached_property
@@ -255,12 +256,12 @@ class Split:
         place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
         which = numbers[first[row] + place]
         width = np.diff(shown.indptr)[which]
+        entry = entries(shown.indptr[which], width)
         size = len(users), max(1, int(count.max(initial=0))), max(1, int(width.max(initial=0)))
         items = np.full(size, self.n_items, dtype=np.int64)
         clicked = np.zeros(size, dtype=np.bool_)
         before = np.zeros(size[:2], dtype=np.int64)
-        column = np.arange(int(width.sum())) - np.repeat(np.cumsum(width) - width, width)
-        entry = np.repeat(shown.indptr[which], width) + column
+        column = entry - np.repeat(shown.indptr[which], width)
         at = np.repeat(row, width), np.repeat(place, width), column
         items[at], clicked[at] = shown.items[entry], shown.clicked[entry]
         before[row, place] = self.lengths[users[row]] if self.before is None else self.before[which]
@@ -277,22 +278,17 @@ class Split:
             getattr(self.population, name) for name in ("user_features", "item_features", "contexts")
         )
         rng, nothing = Rng.of(self.seed), Encoded({}, ())
-        owners = np.repeat(np.arange(self.n_users), self.population.lengths)
-        around = (
-            None if contexts is None else encode(contexts, self._learnt, unit="interactions", owners=owners, rng=rng)
-        )
+        around = nothing
+        if contexts is not None:
+            learnt = np.zeros(self.population.n_interactions, dtype=np.bool_)
+            learnt[self.interactions("train")] = True
+            owners = np.repeat(np.arange(self.n_users), self.population.lengths)
+            around = encode(contexts, learnt, unit="interactions", owners=owners, rng=rng)
         return {
             "users": nothing if people is None else encode(people, self.learn, unit="users", rng=rng),
             "items": nothing if items is None else encode(items, known, unit="items"),
-            "contexts": around or nothing,
+            "contexts": around,
         }
-
-    @property
-    def _learnt(self) -> Bools:
-        """Which of the population's interactions are learnt from."""
-        marks = np.zeros(self.population.n_interactions, dtype=np.bool_)
-        marks[self.interactions("train")] = True
-        return marks
 
     def interactions(self, part: Part) -> Rows:
         """Numbers of the interactions in one part, of everyone; of training, what is learnt from alone."""
@@ -326,8 +322,7 @@ class Split:
     def asked(self) -> Longs:
         """The users that are asked anything, in validation or test."""
         if self.shown is not None:
-            assert self.population.impressions is not None
-            return np.unique(self.population.impressions.users[self.asked_impressions])
+            return np.unique(self._impressions.users[self.asked_impressions])
         return np.flatnonzero(self.sizes("valid") + self.sizes("test") > 0)
 
     @property
@@ -338,12 +333,7 @@ class Split:
 
     def known_at(self, impressions: Longs) -> Longs:
         """How many interactions of its user each of these impressions is asked with."""
-        assert self.population.impressions is not None
-        return (
-            self.lengths[self.population.impressions.users[impressions]]
-            if self.before is None
-            else (self.before[impressions])
-        )
+        return self.lengths[self._impressions.users[impressions]] if self.before is None else self.before[impressions]
 
     def padded(
         self, users: Longs, width: int | None = None, *, avoided: bool = True, known: Longs | None = None
@@ -354,11 +344,7 @@ class Split:
         known: how many of each user's first interactions to give instead of the training part.
         """
         known = self.lengths[users] if known is None else known
-        width = int(known.max(initial=0)) if width is None else width
-        items = np.empty((len(users), width), dtype=np.int64)
-        valid = np.empty((len(users), width), dtype=np.bool_)
-        start = self.bounds[0][users]
-        kernels.pad_items(np.arange(len(users)), start, start + known, self.items, items, valid)
+        items, valid = _padded(self.items, self.bounds[0][users], known, width)
         if not avoided:
             return Padded(items, valid, np.empty((len(users), 0), dtype=np.int64))
         if self._avoid is not None:
@@ -374,11 +360,7 @@ class Split:
         known: how many of each user's first interactions of the part and those after it to give, instead of the part.
         """
         known = self.sizes(part)[users] if known is None else known
-        start = self.bounds[PARTS[part]][users]
-        width = int(known.max(initial=0)) if width is None else width
-        rows = np.empty((len(users), width), dtype=np.int64)
-        valid = np.empty((len(users), width), dtype=np.bool_)
-        kernels.pad_items(np.arange(len(users)), start, start + known, self.rows, rows, valid)
+        rows, valid = _padded(self.rows, self.bounds[PARTS[part]][users], known, width)
         rows[~valid] = -1
         return rows
 
@@ -436,9 +418,7 @@ class Split:
     def _merged(self, users: Longs, parts: Sequence[Part], but: Sequence[Part] = (), also: Ints = NOTHING) -> Longs:
         """The users' distinct items of these parts and the others given, ascending; the catalogue's size pads."""
         take, leave = (np.array([name in some for name in PARTS]) for some in (parts, but))
-        width = int(
-            sum((self.sizes(part)[users] for part in parts), start=np.zeros(len(users), np.int64)).max(initial=0)
-        )
+        width = int(sum((self.sizes(part)[users] for part in parts), start=np.zeros_like(users)).max(initial=0))
         out = np.full((len(users), width + len(also)), self.n_items, dtype=np.int32)
         starts = np.arange(len(users) + 1) * out.shape[1]
         kernels.merge(
@@ -470,7 +450,7 @@ class Split:
         given = users, self.bounds, self.ordered, take, np.zeros_like(take), self.absent
         counts = np.zeros_like(users)
         kernels.merge(*given, counts, NOTHING, counts)
-        indptr = np.concatenate([[0], np.cumsum(counts)])
+        indptr = pointers(counts)
         items = np.empty(indptr[-1], dtype=np.int32)
         if len(items):
             kernels.merge(*given, indptr, items, counts)
@@ -478,6 +458,14 @@ class Split:
             return indptr, items
         owner = np.concatenate([np.repeat(users, np.diff(indptr)), elsewhere.owners])
         return UserItems.of(owner, np.concatenate([items, elsewhere.items]), self.n_users)
+
+
+def _padded(values: Rows, start: Longs, counts: Longs, width: int | None) -> tuple[Longs, Bools]:
+    """So many values from each start on, a row each, padded to this width or the longest; and which are no padding."""
+    width = int(counts.max(initial=0)) if width is None else width
+    out, valid = np.empty((len(start), width), dtype=np.int64), np.empty((len(start), width), dtype=np.bool_)
+    kernels.pad_items(np.arange(len(start)), start, start + counts, values, out, valid)
+    return out, valid
 
 
 def _column(column: EncodedColumn, device: torch.device | str, rows: int | None = None) -> Column:
@@ -499,6 +487,4 @@ def isolated(split: Split) -> tuple[Longs, Ints]:
         owners.append(elsewhere.owners)
         items.append(elsewhere.items.astype(np.int64))
     owner, item = np.concatenate(owners), np.concatenate(items)
-    pairs = np.unique(owner[item >= 0] * split.n_items + item[item >= 0])
-    owner, item = np.divmod(pairs, split.n_items)
-    return np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=split.n_users))]), item.astype(np.int32)
+    return UserItems.of(owner[item >= 0], item[item >= 0], split.n_users)

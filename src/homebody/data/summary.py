@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from homebody.data.population import Features, Impressions, Kind, Population
 from homebody.errors import HomebodyError
@@ -148,14 +147,13 @@ def _activity(lengths: npt.NDArray[np.int64]) -> list[Bin]:
 def _features(features: Features | None) -> list[FeatureSummary]:
     if features is None:
         return []
-    summaries = [_feature(features.table[name], name, kind) for name, kind in features.kinds.items()]
-    return [replace(feature, view=features.views.get(feature.name, "")) for feature in summaries]
-
-
-def _feature(values: pl.Series, name: str, kind: Kind) -> FeatureSummary:
-    present = values.drop_nulls()
-    different = present.explode().drop_nulls() if kind == "multi-hot" else present
-    return FeatureSummary(name, kind, different.n_unique(), 1.0 - len(present) / max(1, len(values)))
+    summaries = []
+    for name, kind in features.kinds.items():
+        present = features.table[name].drop_nulls()
+        different = present.explode().drop_nulls() if kind == "multi-hot" else present
+        missing = 1.0 - len(present) / max(1, len(features))
+        summaries.append(FeatureSummary(name, kind, different.n_unique(), missing, features.views.get(name, "")))
+    return summaries
 
 
 def _impressions(shown: Impressions) -> ImpressionSummary:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from homebody import settings
 from homebody.data.population import Population
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["Synthetic", "synthetic"]
 
@@ -80,12 +80,9 @@ class Synthetic:
         """From `synthetic` or `synthetic:users=…,items=…,mean=…,seed=…,factors=…,skew=…`, any left out."""
         kinds = {field.name: float if field.type == "float" else int for field in fields(cls)}
         chosen: dict[str, int | float] = {}
-        for setting in text.partition(":")[2].split(","):
-            if not setting.strip():
-                continue
+        for setting in filter(str.strip, text.partition(":")[2].split(",")):
             name, equals, value = (part.strip() for part in setting.partition("="))
-            if name not in kinds:
-                raise unknown_name("setting of a synthetic population", name, kinds)
+            refuse_unknown("setting of a synthetic population", [name], kinds)
             if not equals or name in chosen:
                 raise HomebodyError(f"Give {name} once, as {name}=number, in '{text}'.")
             chosen[name] = settings.parse(name, value, kinds[name])

@@ -8,13 +8,11 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from homebody.kernels import GOLDEN, below, mix
 from homebody.parallel import inner, parallel
 
 __all__ = ["alias_tables", "draw_histories", "draw_lengths"]
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
 _LENGTHS = np.uint64(1)
 _HISTORIES = np.uint64(2)
 _LOW_HALF = np.uint64(0xFFFFFFFF)
@@ -22,21 +20,13 @@ _USERS_PER_BLOCK = 2048
 
 
 @inner(forceinline=True)
-def _mix(bits: np.uint64) -> np.uint64:
-    """SplitMix64's finaliser."""
-    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
-    bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
-    return bits ^ (bits >> np.uint64(31))
-
-
-@inner(forceinline=True)
 def _stream(seed: np.uint64, purpose: np.uint64, user: int) -> np.uint64:
-    return _mix(_mix(_mix(seed + GOLDEN) ^ purpose) + np.uint64(user + 1) * GOLDEN)
+    return mix(mix(mix(seed + GOLDEN) ^ purpose) + np.uint64(user + 1) * GOLDEN)
 
 
 @inner(forceinline=True)
 def _bits(stream: np.uint64, position: int) -> np.uint64:
-    return _mix(stream + np.uint64(position + 1) * GOLDEN)
+    return mix(stream + np.uint64(position + 1) * GOLDEN)
 
 
 @inner(forceinline=True)
@@ -158,8 +148,7 @@ def draw_histories(
                         item = np.int64(other[factor, item])
                     position += 2
                 else:
-                    bits = _bits(stream, position)
-                    item = np.int64(((bits >> np.uint64(32)) * np.uint64(n_items)) >> np.uint64(32))
+                    item = below(stream, position, n_items)
                     while holder[item] == user:
                         item = (item + 1) % n_items
                     position += 1

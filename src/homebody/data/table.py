@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, cast
+from typing import BinaryIO, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -100,8 +100,17 @@ def read_table(
 def raw_table(path: Path, choose: Callable[[list[str]], list[str]] | None = None) -> pl.DataFrame:
     """A file's columns as they stand, those of CSV as text; `choose` picks from their names, otherwise all."""
     separator = None if _is_parquet(path) else _separator(path)
-    present = _header(path, separator)
-    return _read(path, separator, present if choose is None else choose(present))
+    with _failures_named(path):
+        if separator is None:
+            present = list(pl.read_parquet_schema(path))
+        else:
+            present = pl.read_csv(path, separator=separator, infer_schema=False, n_rows=0).columns
+    names = present if choose is None else choose(present)
+    with _failures_named(path):
+        if separator is None:
+            return pl.read_parquet(path, columns=names)
+        # As text: ids such as 007 stay as written, and a bad value can be shown.
+        return pl.read_csv(path, separator=separator, infer_schema=False, columns=names)
 
 
 def even_table(path: Path) -> pl.DataFrame:
@@ -112,20 +121,15 @@ def even_table(path: Path) -> pl.DataFrame:
 
 
 def _refuse_ragged(path: Path, separator: str) -> None:
-    try:
-        with _bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-            lines = csv.reader(text, delimiter=separator)
-            wanted = len(next(filter(None, lines), []))
-            for row, cells in enumerate(lines, start=1):
-                if cells and len(cells) != wanted:  # an empty line has no id, and is refused for that
-                    raise HomebodyError(
-                        f"{path} cannot be read as a table: row {row} has {several(len(cells), 'cell')}, and the "
-                        f"header has {wanted:,}; give each row as many cells as the header."
-                    )
-    except UnicodeDecodeError as error:
-        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
-    except (OSError, EOFError, csv.Error) as error:
-        raise HomebodyError(f"{path} cannot be read: {error}.") from error
+    with _bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        lines = csv.reader(text, delimiter=separator)
+        wanted = len(next(filter(None, lines), []))
+        for row, cells in enumerate(lines, start=1):
+            if cells and len(cells) != wanted:  # an empty line has no id, and is refused for that
+                raise HomebodyError(
+                    f"{path} cannot be read as a table: row {row} has {several(len(cells), 'cell')}, and the "
+                    f"header has {wanted:,}; give each row as many cells as the header."
+                )
 
 
 def _is_parquet(path: Path) -> bool:
@@ -147,36 +151,23 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _separator(path: Path) -> str:
-    try:
-        with _bytes(path) as text:
-            first = text.readline(1 << 20).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
-    except (OSError, EOFError) as error:
-        raise HomebodyError(f"{path} cannot be read: {error}.") from error
+    with _bytes(path) as text:
+        first = text.readline(1 << 20).decode("utf-8-sig")
     return max(SEPARATORS, key=first.count)
 
 
-def _bytes(path: Path) -> BinaryIO:
-    """A file to read, unpacked if it is gzipped."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path) if packed else path.open("rb"))
-
-
-def _header(path: Path, separator: str | None) -> list[str]:
-    with _failures_named(path):
-        if separator is None:
-            return list(pl.read_parquet_schema(path))
-        return pl.read_csv(path, separator=separator, infer_schema=False, n_rows=0).columns
-
-
-def _read(path: Path, separator: str | None, names: list[str]) -> pl.DataFrame:
-    with _failures_named(path):
-        if separator is None:
-            return pl.read_parquet(path, columns=names)
-        # As text: ids such as 007 stay as written, and a bad value can be shown.
-        return pl.read_csv(path, separator=separator, infer_schema=False, columns=names)
+@contextmanager
+def _bytes(path: Path) -> Iterator[BinaryIO]:
+    """A file to read, unpacked if it is gzipped. What the block finds wrong with it becomes a sentence."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        with cast(BinaryIO, gzip.open(path) if packed else path.open("rb")) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
+    except (OSError, EOFError, csv.Error) as error:
+        raise HomebodyError(f"{path} cannot be read: {error}.") from error
 
 
 @contextmanager
@@ -326,7 +317,7 @@ def describe(
             left[name] = feature
         else:
             features[name] = feature
-    users, items, contexts = (_table(features, owner) for owner in ("users", "items", "interactions"))
+    users, items, contexts = (_table(features, owner) for owner in get_args(Owner))
     return replace(
         population,
         user_features=users,
@@ -428,13 +419,11 @@ def _fractions(values: pl.Series) -> bool:
 
 
 def _notes(path: Path, features: Mapping[str, _Feature], left: Mapping[str, str]) -> Iterable[str]:
-    owners: tuple[Owner, ...] = ("users", "items", "interactions")
-    taken = {
-        owner: ", ".join(f"{name} as {each.kind}" for name, each in features.items() if each.whose.owner == owner)
-        for owner in owners
-    }
+    taken: dict[Owner, list[str]] = {owner: [] for owner in get_args(Owner)}
+    for name, each in features.items():
+        taken[each.whose.owner].append(f"{name} as {each.kind}")
     if features:
-        parts = "; ".join(f"of {owner} {names}" for owner, names in taken.items() if names)
+        parts = "; ".join(f"of {owner} {', '.join(names)}" for owner, names in taken.items() if names)
         yield (
             f"{path.name}: took for features {parts} (--feature-cols NAMES takes others, or none, and "
             "--kind COLUMN=KIND takes one otherwise)."

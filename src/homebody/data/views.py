@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ import polars as pl
 from homebody.data.attach import Say, attach_view, with_view
 from homebody.data.codes import Code
 from homebody.data.filters import kept_impressions, recounted
-from homebody.data.population import Features, Population, UserItems
-from homebody.errors import HomebodyError, unknown_name
+from homebody.data.population import Features, Population, UserItems, pointers
+from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["MadeView", "View", "attach_views", "move_elsewhere", "outside", "parse_views", "with_vectors"]
 
@@ -63,19 +63,17 @@ class MadeView:
     def parse(cls, name: str, text: str) -> MadeView:
         """From its text, such as svd:size=30,share=0.5."""
         way, _, rest = text.partition(":")
-        if way not in WAYS:
-            raise unknown_name("way to make a view", way, WAYS)
+        refuse_unknown("way to make a view", [way], WAYS)
         known = [spec.name for spec in fields(cls)][1:]
         given: dict[str, Any] = {}
         for part in filter(None, rest.split(",")):
             key, _, value = (word.strip() for word in part.partition("="))
-            if key not in known:
-                raise unknown_name(f"setting of the view {name}", key, known)
+            refuse_unknown(f"setting of the view {name}", [key], known)
             try:
                 given[key] = float(value) if key == "share" else int(value)
             except ValueError:
                 raise HomebodyError(f"The view '{name}' takes {key} as a number, not '{value}'.") from None
-        view = replace(cls(way), **given)
+        view = replace(cls(cast(Way, way)), **given)
         if not 0 < view.share < 1:
             raise HomebodyError(f"The view '{name}' takes a share between 0 and 1, not {view.share:g}.")
         if view.size < 1:
@@ -148,12 +146,11 @@ def move_elsewhere(population: Population, name: str, view: MadeView, seed: int 
         elsewhere = UserItems.of(owners, np.concatenate([old.items, taken.items]), population.n_users)
     shown = population.impressions
     if shown is not None:
-        who = np.repeat(shown.users, np.diff(shown.indptr))
-        at_home = ~np.isin(who * population.n_items + shown.items, pair[gone])
+        at_home = ~np.isin(shown.users[shown.owners] * population.n_items + shown.items, pair[gone])
         shown = recounted(kept_impressions(shown, at_home), population, stays)
     left = replace(
         population,
-        indptr=np.concatenate([[0], np.cumsum(np.bincount(owner[stays], minlength=population.n_users))]),
+        indptr=pointers(np.bincount(owner[stays], minlength=population.n_users)),
         items=population.items[rows],
         times=None if population.times is None else population.times[rows],
         ratings=None if population.ratings is None else population.ratings[rows],

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from homebody.data.codes import LARGEST, Code, Scale
 from homebody.data.population import Features, Kind, Population
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.rng import Rng
 
 __all__ = ["ALL", "FORMS", "Counted", "Declaration", "Found", "Words", "declare", "found_in", "kinds_of", "parse"]
@@ -212,13 +212,11 @@ def declare(population: Population, vocabularies: Mapping[str, str]) -> Populati
     if everyone is not None and not isinstance(everyone, Found):
         raise HomebodyError(f"{ALL} means all features and takes only the vocabulary 'found', not {vocabularies[ALL]}.")
     users, items, contexts = population.user_features, population.item_features, population.contexts
-    tables = [table for table in (users, items, contexts) if table is not None]
+    known = [name for table in (users, items, contexts) if table is not None for name in table.names]
     for name, vocabulary in given.items():
-        if not any(name in table.names for table in tables):
-            known = [column for table in tables for column in table.names]
-            if not known:
-                raise HomebodyError(f"There is no feature '{name}' to declare: {population.name} has none.")
-            raise unknown_name("feature", name, known)
+        if not known:
+            raise HomebodyError(f"There is no feature '{name}' to declare: {population.name} has none.")
+        refuse_unknown("feature", [name], known)
         if isinstance(vocabulary, Counted) and items is not None and name in items.names:
             raise HomebodyError(
                 f"'{name}' describes items, but a private vocabulary counts people: choose another vocabulary for it."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +82,4 @@ def _cleaned(text: str) -> list[str]:
 
 
 def _is_punctuation(character: str) -> bool:
-    code = ord(character)
-    marks = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
-    return marks or unicodedata.category(character).startswith("P")
+    return character in string.punctuation or unicodedata.category(character).startswith("P")

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
@@ -32,8 +31,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from homebody.core import Evaluated
+from homebody.data.fetch import sha256
 from homebody.errors import HomebodyError, Unavailable, several
-from homebody.files import appending, holding, private_folder, replacing
+from homebody.files import appending, holding, insisting, private_folder, replacing
 from homebody.progress import Best, Progress, Round
 
 __all__ = ["Parameters", "Result", "RunFolder", "jsonable", "packed", "unpacked"]
@@ -118,7 +118,7 @@ class RunFolder:
     @classmethod
     def create(cls, parent: Path, name: str, *, exact: bool = False) -> RunFolder:
         """A new folder below the parent, its name made unique by a number where needed and not `exact`."""
-        try:
+        with insisting(f"No run can be written below {parent}"):
             parent.mkdir(parents=True, exist_ok=True)
             for number in range(1, 10_000):
                 path = parent / (name if number == 1 else f"{name}-{number}")
@@ -129,19 +129,15 @@ class RunFolder:
                         raise HomebodyError(f"{path} is there already: a run is not written over another.") from None
                     continue
                 return cls(path)
-        except OSError as error:
-            raise HomebodyError(f"No run can be written below {parent}: {error.strerror}.") from error
         raise HomebodyError(f"There are too many runs called {name} in {parent}.")
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """A run that exists. One that holds links is refused: what is written to it would land elsewhere."""
-        try:
+        with insisting(f"The run in {path} cannot be opened"):
             if not (path / "recipe.toml").is_file():
                 raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.")
             links = sorted(file.name for file in path.iterdir() if file.is_symlink())
-        except OSError as error:
-            raise HomebodyError(f"The run in {path} cannot be opened: {error.strerror}.") from error
         if links:
             raise HomebodyError(f"{path / links[0]} is a link: a run's folder holds its files themselves.")
         return cls(path)
@@ -184,11 +180,10 @@ class RunFolder:
 
     def _text(self, name: str) -> str:
         try:
-            return (self.path / name).read_text(encoding="utf-8")
+            with insisting(f"{self.path / name} cannot be read"):
+                return (self.path / name).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise HomebodyError(f"{self.path / name} is not a text: {error}.") from error
-        except OSError as error:
-            raise HomebodyError(f"{self.path / name} cannot be read: {error.strerror}.") from error
 
     def add_round(self, line: Round) -> None:
         with appending(self.path / "metrics.jsonl") as file:
@@ -210,8 +205,7 @@ class RunFolder:
 
     def check_rounds(self) -> None:
         """Refuse a record whose rounds end before its checkpoint."""
-        pointer = self._pointer()
-        step = pointer["step"] if pointer else 0
+        step, _ = self.stands()
         if len(self.rounds()) < step:
             raise HomebodyError(
                 f"{self.path / 'metrics.jsonl'} has {several(len(self.rounds()), 'whole round')}, but the checkpoint "
@@ -246,8 +240,7 @@ class RunFolder:
                 safetensors.torch.save_file(tensors, file.name)
             except SafetensorError as error:
                 raise Unavailable(f"The checkpoint {self.path / name} cannot be written: {error}.") from error
-            with Path(file.name).open("rb") as written:
-                checksum = hashlib.file_digest(written, "sha256").hexdigest()
+            checksum = sha256(Path(file.name))
         self.write_json("state.json", {"schema": SCHEMA_VERSION, "file": name, "sha256": checksum, **about})
         self._keep_state(name)
         self._saved = time.monotonic()
@@ -260,7 +253,7 @@ class RunFolder:
         for left in self.path.glob(".*.partial"):
             left.unlink()
         if (self.path / "metrics.jsonl").exists():
-            lines = self.rounds()[: pointer["step"] if pointer else 0]
+            lines = self.rounds()[: self.stands()[0]]
             self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         self._keep_state(pointer["file"] if pointer else "")
         return progress
@@ -272,9 +265,7 @@ class RunFolder:
             return None
         path = self.path / pointer["file"]
         try:
-            with path.open("rb") as file:
-                checksum = hashlib.file_digest(file, "sha256").hexdigest()
-            if checksum != pointer["sha256"]:
+            if sha256(path) != pointer["sha256"]:
                 raise HomebodyError(
                     f"The checkpoint {path} is corrupt (its checksum is wrong); run the recipe beside it again."
                 )
@@ -326,14 +317,12 @@ def jsonable(value: Any) -> Any:
 
 def packed(progress: Progress) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Progress as a few words for JSON and tensors for one file; what the best round has in common is there once."""
-    best = progress.best
     tensors = _prefixed(shared=progress.shared, server=progress.server, clients=progress.clients)
-    if best is not None:
+    chosen = None
+    if (best := progress.best) is not None:
         tensors |= _prefixed(best_users=best.evaluated.per_user)
         if best.step != progress.step:
             tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
-    chosen = None
-    if best is not None:
         measured = {name: getattr(best.evaluated, name) for name in ("metrics", "errors", "unclipped")}
         chosen = {"step": best.step, **measured}
     return {"step": progress.step, "best": chosen, "digest": progress.digest}, _own_storage(tensors)

@@ -7,6 +7,7 @@ take the noise of a simulation away again.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import tomllib
@@ -87,13 +88,10 @@ def statement(folder: RunFolder, delta: float | None = None) -> dict[str, Any]:
     check_delta(delta)
     if not folder.ledger_path.is_file():
         raise HomebodyError(f"{folder.path} has no ledger.sqlite: nothing says what this run told whom.")
-    ledger = Ledger(folder.ledger_path)
-    try:
+    with contextlib.closing(Ledger(folder.ledger_path)) as ledger:
         entries = ledger.entries()
         _insist_on_charges(folder, recipe, entries)
         return _gathered(folder, recipe, ledger, entries, delta)
-    finally:
-        ledger.close()
 
 
 def recipe_of(folder: RunFolder) -> dict[str, Any]:
@@ -143,8 +141,9 @@ def _gathered(
     outside = [SELECTION, *([] if central else [MEMBERSHIP, *environment.get("outside", [UNRECORDED])])]
     stages = [] if central else _stages(recipe)
     outside += [PARTICIPANTS, SEMI_HONEST] if any(stage["stage"] == "skellam" for stage in stages) else []
-    outside += [ROSTER] if any(_among_parties(stage) for stage in stages) else []
-    outside += [HELPER] if any(stage["settings"].get("helper") for stage in stages) else []
+    helped = {bool(stage["settings"].get("helper")) for stage in stages if stage["stage"] == "secure-sum"}
+    outside += [ROSTER] if False in helped else []
+    outside += [HELPER] if True in helped else []
     outside += [SIMULATED] if simulated and not central else []
     outside += [FOLDER]
     stated = {
@@ -250,7 +249,6 @@ def _certified(
         for _, who, charged, text in release.rows
         if who == observer and charged == unit
     }
-    bounds = {name: value for name, value in total.bounds.items() if name != total.accountant}
     return {
         "observer": observer,
         "sees": SEES[observer],
@@ -260,7 +258,7 @@ def _certified(
         "epsilon": total.epsilon,
         "delta": delta,
         "accountant": total.accountant,
-        "other_bounds": bounds,
+        "other_bounds": {name: value for name, value in total.bounds.items() if name != total.accountant},
         "epsilon_of_one_round": max((bound.epsilon for bound in each), default=0.0),
         "releases": sum(any(who == observer for _, who, _, _ in release.rows) for release in releases),
         "mechanisms": list(dict.fromkeys(str(event) for event in events.values())),
@@ -325,11 +323,6 @@ def _own_stages(recipe: Mapping[str, Any]) -> list[str]:
     return stage_texts(built.uplink) if isinstance(built, Method) else []
 
 
-def _among_parties(stage: Mapping[str, Any]) -> bool:
-    """Whether it is a secure sum that devices open between them."""
-    return bool(stage["stage"] == "secure-sum" and not stage["settings"].get("helper"))
-
-
 def _means(name: str, values: Mapping[str, Any]) -> str:
     """A stage in a sentence."""
     if name == "clip":
@@ -346,11 +339,9 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
     if name == "laplace":
         who = "Each device adds" if values["where"] == "device" else "The server adds"
         to = "its update" if values["where"] == "device" else "the sum"
-        against = (
-            "nothing bounds what it hides"
-            if values["unbounded"]
-            else f"the ℓ1 sensitivity is {values['sensitivity']:g} ({values['relation']})"
-        )
+        against = "nothing bounds what it hides"
+        if not values["unbounded"]:
+            against = f"the ℓ1 sensitivity is {values['sensitivity']:g} ({values['relation']})"
         return f"{who} Laplace noise of scale {values['b']:g} to every coordinate of {to}; {against}."
     if name == "vector-laplace":
         scale = "2θ√n / ε" if values["guarantee"] == "certified" else "2θ / ε, as published"
@@ -401,8 +392,8 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
     if name == "secure-sum":
         opened = " A helper opens it, one sum a round, and learns no update either." if "helper" in values else ""
         cut = f" Numbers beyond ±{values['range']:g} are cut off." if "range" in values else ""
-        least, colluding = values["shares"]
         if not opened:
+            least, colluding = values["shares"]
             opened = (
                 f" It opens if {least:.0%} of the parties answer, and holds if no more than {colluding:.0%} collude "
                 "with the server. The parties learn who takes part."

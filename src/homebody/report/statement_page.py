@@ -13,8 +13,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from homebody.errors import HomebodyError, several
-from homebody.files import SHARED, replace_all
+from homebody.errors import several
+from homebody.files import SHARED, insisting, replace_all
 from homebody.report import words
 from homebody.report.pages import page
 from homebody.report.statement import figure
@@ -32,10 +32,8 @@ def write_statement(stated: Mapping[str, Any], into: Path) -> tuple[Path, Path]:
         "statement.json": json.dumps(stated, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
         "statement.html": statement_page(stated),
     }
-    try:
+    with insisting(f"The statement cannot be written to {into}"):
         into.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise HomebodyError(f"The statement cannot be written to {into}: {error.strerror}.") from error
     replace_all(into, texts, mode=SHARED)
     return into / "statement.json", into / "statement.html"
 
@@ -70,8 +68,11 @@ def others(row: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {figure(value)}" for name, value in row["other_bounds"].items())
 
 
-def claimed_text(value: float | str | None) -> str:
-    return "none" if value is None else figure(value)
+def claim_figures(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What a paper claims, what its mechanism certifies, and what this run does."""
+    claimed = "none" if row["claimed"] is None else figure(row["claimed"])
+    here = "nothing released" if row["this_run"] is None else figure(row["this_run"])
+    return claimed, figure(row["certified"]), here
 
 
 def _to(observers: Sequence[str]) -> str:
@@ -214,9 +215,7 @@ def _claims(claims: Mapping[str, Any]) -> str:
             escape(row["observer"]),
             escape(row["unit"]),
             f"{row['delta']:g}",
-            claimed_text(row["claimed"]),
-            figure(row["certified"]),
-            "nothing released" if row["this_run"] is None else figure(row["this_run"]),
+            *claim_figures(row),
             str(reasons.index(row["why"]) + 1),
         )
         for row in claims["rows"]
@@ -273,12 +272,9 @@ def print_statement(stated: Mapping[str, Any], console: Console | None = None) -
     title(f"What is certified, at δ = {stated['delta']:g}")
     table = Table("observer", "unit", "ε in total", "by", "ε of one round", "other valid bounds", box=box.SIMPLE_HEAD)
     for row in stated["certified"]:
-        if not row["releases"]:
-            table.add_row(row["observer"], row["unit"], "nothing released", "", "", "")
-            continue
         by = row["accountant"] if row["accountant"] != "none" else ""
-        each = figure(row["epsilon_of_one_round"])
-        table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), by, each, others(row))
+        known = (figure(row["epsilon"]), by, figure(row["epsilon_of_one_round"]), others(row))
+        table.add_row(row["observer"], row["unit"], *(known if row["releases"] else ("nothing released", "", "", "")))
     console.print(table)
     for row in stated["certified"]:
         say(f"  {' '.join([sentence(row).rstrip('.') + '.', *(row['notes'] if row['releases'] else [])])}")
@@ -289,8 +285,7 @@ def print_statement(stated: Mapping[str, Any], console: Console | None = None) -
         title(f"What the paper claims: `homebody account --paper {stated['paper']['id']}` has the whole table")
         say(f"  {stated['paper']['title']}: claimed, certified as published, and certified for this run at the same δ:")
         for row in stated["paper"]["rows"]:
-            here = "nothing released" if row["this_run"] is None else figure(row["this_run"])
-            figures = f"{claimed_text(row['claimed'])}, {figure(row['certified'])}, {here}"
+            figures = ", ".join(claim_figures(row))
             say(f"  {row['what']}; {row['observer']}, {row['unit']}, δ = {row['delta']:g}: {figures}")
     for name, texts in (("What it assumes", stated["assumptions"]), ("Outside the guarantee", stated["outside"])):
         title(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +27,6 @@ __all__ = ["comparison_table", "print_comparison", "print_reproduction", "print_
 
 TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
 NEWS = {"auc": "AUC", "mrr": "MRR", "ndcg@5": "NDCG@5", "ndcg@10": "NDCG@10"}
-AREA = ("full/", "full catalogue")
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -38,9 +38,9 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     what = f"{result['method'].rpartition(':')[2]} on {result['data']}"
     table = Table("", *cuts, title=f"{what}, test")
     first = "among what was shown" if result.get("split", "").startswith("impressions") else "sampled"
-    for group in ("", *_slices(metrics)):
+    groups = {"": "", **{prefix: f", users of {prefix.rstrip('/')}" for prefix in _slices(metrics)}}
+    for group, users in groups.items():
         for label, prefix in ((first, group), ("full catalogue", f"{group}full/")):
-            users = f", users of {group.rstrip('/')}" if group else ""
             for name in _informative(metrics, prefix, cuts):
                 asked = [prefix + name + cut for cut in cuts]
                 shown = (words.with_error(metrics[key], errors.get(key)) if key in metrics else "" for key in asked)
@@ -49,23 +49,18 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         console.print(table)
     else:
         say(console, f"{what}: not measured")
-    areas = [
-        f"{words.with_error(metrics[f'{p}auc'], errors.get(f'{p}auc'))} {label}"
-        for p, label in (("", first), AREA)
-        if f"{p}auc" in metrics
-    ]
-    for group in ("", *_slices(metrics)):
+    named = {"auc": first, "full/auc": "full catalogue"}
+    areas = [f"{words.with_error(metrics[n], errors.get(n))} {label}" for n, label in named.items() if n in metrics]
+    for group, users in groups.items():
         if f"{group}rmse" in metrics:
-            users = f", users of {group.rstrip('/')}" if group else ""
             rmse, mae = (float(metrics[group + name]) for name in ("rmse", "mae"))  # JSON has no NaN: it is a text
             say(console, f"RMSE {rmse:.4f}, MAE {mae:.4f} on held-out ratings{users}")
             if not math.isfinite(rmse):
                 say(console, "predictions went out of bounds: a smaller learning_rate or adapt_rate may help")
     if areas:
         say(console, f"AUC {', '.join(areas)}")
-    for group in ("", *_slices(metrics)):
+    for group, users in groups.items():
         if f"{group}impressions/auc" in metrics:
-            users = f", users of {group.rstrip('/')}" if group else ""
             means = (f"{title} {float(metrics[f'{group}impressions/{name}']):.4f}" for name, title in NEWS.items())
             say(console, f"mean over impressions{users}: {', '.join(means)}")
     epsilon = ", ".join(f"{who} {words.epsilon(value)}" for who, value in result["epsilon"].items())
@@ -175,9 +170,8 @@ def print_reproduction(
         for data, part in study["data"].items():
             title = ", ".join(filter(None, (study["label"], data, reproduction.caption(study, part))))
             console.print(_narrow(_result_table(study, part), title, console.width))
-            short = short or any(
-                group.get("short") for line in part["rows"] for group in (line, *line.get("points", []))
-            )
+            groups = [group for line in part["rows"] for group in (line, *line.get("points", []))]
+            short = short or any(group.get("short") for group in groups)
             for sentence in (*reproduction.state(part, study["protocols"]), *part.get("footnotes", [])):
                 console.print(sentence, highlight=False, markup=False)
     page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
@@ -195,9 +189,8 @@ def _result_table(study: Mapping[str, Any], part: Mapping[str, Any]) -> ResultTa
     if kind == "embedding":
         table = reproduction.panel_table(study, part)
         heads = [column.replace("test item", "test").replace(" ", "\n") for column in table.columns]
-        return replace(
-            table, columns=heads, rows=[[*row[:2], row[2].partition(",")[0], *row[3:]] for row in table.rows]
-        )
+        rows = [[*row[:2], row[2].partition(",")[0], *row[3:]] for row in table.rows]
+        return replace(table, columns=heads, rows=rows)
     if reproduction.by_metric(study):
         table = reproduction.metric_table(study, part).by_metric()
         short = {"difference": "differ-\nence"}
@@ -212,9 +205,7 @@ def _narrow(result: ResultTable, title: str, width: int) -> Table:
     before: list[str] = []
     for row in result.rows:
         cells = [cell.replace(" protocol", "") for cell in row[: result.left]] + row[result.left :]
-        same = 0
-        while same < result.left - 1 and before[: same + 1] == cells[: same + 1]:
-            same += 1
+        same = next((n for n in range(result.left - 1) if before[n : n + 1] != cells[n : n + 1]), result.left - 1)
         rows.append(["" for _ in range(same)] + cells[same:])
         before = cells
     wide = [max((len(row[place]) for row in rows), default=0) for place in range(len(result.columns))]
@@ -238,14 +229,12 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
     parts = (f"{name}={value}" for name, value in recipe.items() if value not in ({}, None) and name != "schema")
     say(console, "recipe: " + " ".join(parts))
     lines = folder.rounds()
-    asked = [line for line in lines if line["metrics"]]
-    for name in ("valid/ndcg@10", "ndcg@10"):
-        values = [line["metrics"][name] for line in asked if name in line["metrics"]]
+    metrics = ("valid/ndcg@10", "ndcg@10")
+    curves = {name: [line["metrics"][name] for line in lines if name in line["metrics"]] for name in metrics}
+    curves["loss"] = [line["loss"] for line in lines if isinstance(line["loss"], float)]
+    for name, values in curves.items():
         if values:
             say(console, f"{name:>14} {_spark(values)} {values[0]:.4f} → {values[-1]:.4f}")
-    losses = [line["loss"] for line in lines if isinstance(line["loss"], float)]
-    if losses:
-        say(console, f"{'loss':>14} {_spark(losses)} {losses[0]:.4f} → {losses[-1]:.4f}")
     if folder.ledger_path.exists():
         _print_ledger(folder, stated_at(recipe), console)
     if (folder.path / "result.json").exists():
@@ -256,9 +245,8 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
 
 
 def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
-    ledger = Ledger(folder.ledger_path)
-    entries, spent = ledger.entries(), ledger.epsilons(delta)
-    ledger.close()
+    with contextlib.closing(Ledger(folder.ledger_path)) as ledger:
+        entries, spent = ledger.entries(), ledger.epsilons(delta)
     seen_by: dict[str, set[str]] = {}
     for text, observer in {(entry.event, entry.observer): None for entry in entries}:
         seen_by.setdefault(str(event_from_json(text)), set()).add(observer)

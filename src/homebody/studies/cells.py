@@ -18,15 +18,16 @@ from typing import Any, Literal
 from homebody import __version__
 from homebody.data.fetch import sha256
 from homebody.errors import Diverged, HomebodyError
-from homebody.files import private_folder
+from homebody.files import insisting, private_folder
 from homebody.methods import code_of, find
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume
 from homebody.run_notes import PACKAGE, code_fingerprint
+from homebody.settings import check_counts
 from homebody.studies import probes as looking
 
-__all__ = ["CellProgress", "cell_key", "check_jobs", "code_version", "commit", "count_done", "run_cell", "run_cells"]
+__all__ = ["CellProgress", "cell_key", "code_version", "commit", "count_done", "run_cell", "run_cells"]
 
 
 PATIENCE = 100
@@ -67,13 +68,11 @@ def run_cells(
     keep_state: False removes the models of finished cells, which are large; their figures stay.
     probes: for each recipe, the probes to take before its model is removed; see `homebody.studies.probes`.
     """
-    check_jobs(jobs)
-    try:
+    check_counts(jobs=jobs)
+    with insisting(f"No run can be written below {root}"):
         private_folder(root)
-    except OSError as error:
-        raise HomebodyError(f"No run can be written below {root}: {error.strerror}.") from error
     with RunFolder(root).alone():
-        return _Cells(recipes, root, watch or _ignore, _once(say or _ignore), on_error, keep_state, probes).run(jobs)
+        return _Cells(recipes, root, watch or _ignore, cache(say or _ignore), on_error, keep_state, probes).run(jobs)
 
 
 def count_done(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[str]] = ()) -> int:
@@ -138,12 +137,6 @@ def _probe(recipe: Recipe, path: Path, watcher: Watcher, probes: Sequence[str]) 
             answer.replace(looking.file_of(path, name))
     shutil.rmtree(again)
     return refused
-
-
-def check_jobs(jobs: int) -> None:
-    """Raise if there is less than one process."""
-    if jobs < 1:
-        raise HomebodyError(f"Jobs must be at least 1, not {jobs}.")
 
 
 def cell_key(recipe: Recipe) -> str:
@@ -213,8 +206,8 @@ class _Cells:
             known = self.probes.setdefault(key, [])
             known += [name for name in (probes[place] if probes else ()) if name not in known]
         self.results: dict[str, dict[str, Any]] = {}
-        self.planned = dict.fromkeys(self.places, 0)
-        self.done = dict.fromkeys(self.places, 0)
+        self.at = dict.fromkeys(self.places, (0, 0))
+        """Rounds that are done of each, and how many are planned."""
 
     def run(self, jobs: int) -> list[dict[str, Any]]:
         known = [key for key in self.places if _needs_nothing(self.root / key, self.probes[key])]
@@ -234,7 +227,7 @@ class _Cells:
         watcher = Watcher(
             say=self.say,
             start=lambda rounds: self._progress(key, 0, rounds),
-            on_round=lambda line: self._progress(key, line.step, self.planned[key]),
+            on_round=lambda line: self._progress(key, line.step, self.at[key][1]),
             looked=lambda done, steps: self._progress(key, done, steps),
         )
         recipe, path, probes = self._recipe(key), self.root / key, self.probes[key]
@@ -273,7 +266,7 @@ class _Cells:
         return self.recipes[self.places[key][0]]
 
     def _progress(self, key: str, done: int, planned: int) -> None:
-        self.planned[key], self.done[key] = planned, done
+        self.at[key] = done, planned
         self._tell(key)
 
     def _fail(self, key: str, error: HomebodyError) -> None:
@@ -286,13 +279,12 @@ class _Cells:
 
     def _finish(self, key: str, result: dict[str, Any]) -> None:
         self.results[key] = result
-        if "error" not in result and self.planned[key]:
-            self.done[key] = self.planned[key]
-        self._tell(key)
+        done, planned = self.at[key]
+        self._progress(key, planned if "error" not in result else done, planned)
 
     def _tell(self, key: str) -> None:
         finished = sum(len(self.places[other]) for other in self.results)
-        now = (self.done[key], self.planned[key], finished, self.results.get(key))
+        now = (*self.at[key], finished, self.results.get(key))
         for place in self.places[key]:
             self.watch(CellProgress(place, self.recipes[place], *now))
 
@@ -328,17 +320,6 @@ def _drop_state(path: Path) -> None:
     """Remove a cell's model. The pointer goes first: a pointer to a missing file would look like damage."""
     for file in (path / "state.json", *path.glob("state-*.safetensors")):
         file.unlink(missing_ok=True)
-
-
-def _once(say: Callable[[str], None]) -> Callable[[str], None]:
-    said: set[str] = set()
-
-    def once(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            say(text)
-
-    return once
 
 
 def _ignore(_: Any) -> None:

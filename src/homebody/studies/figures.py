@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from homebody.data.population import Population
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.privacy import GaussianRelease, Sampling
 from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
 from homebody.report.words import OF_RUNS, QUANTITIES, metric_name, number
 from homebody.run import population_of
-from homebody.settings import KINDS
+from homebody.settings import KINDS, fits
 from homebody.studies import probes
 from homebody.studies.provenance import without_paths
 from homebody.studies.serving import SKEW, PaddedRequest
@@ -81,14 +82,10 @@ def pairs(runs: Runs) -> list[dict[str, Any]]:
 
 def sweep(runs: Runs) -> list[dict[str, Any]]:
     """A line a row, with a point for each value."""
-    study = runs.study
     lines = []
-    for row in study.rows:
-        values = zip(study.points(row), study.labels, strict=True)
-        points = [
-            {"value": value, "label": label, **_figures(runs, row, point)}
-            for point, (value, label) in enumerate(values)
-        ]
+    for row in runs.study.rows:
+        values = enumerate(zip(runs.study.points(row), runs.study.labels, strict=True))
+        points = [{"value": value, "label": label, **_figures(runs, row, n)} for n, (value, label) in values]
         lines.append({**_named(row, runs.data), "points": points})
     return lines
 
@@ -224,10 +221,9 @@ class NoisyRelease:
     def of(cls, given: Mapping[str, Any]) -> NoisyRelease:
         """From a recipe's table, checked."""
         kinds = {"noise": float, "cohort": int, "population": int, "relation": str, "sampling": str}
+        refuse_unknown("setting of a release", given, kinds)
         for name, value in given.items():
-            if name not in kinds:
-                raise unknown_name("setting of a release", name, kinds)
-            if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
+            if not fits(value, kinds[name]):
                 raise HomebodyError(f"release.{name} must be {KINDS[kinds[name]]}, not {value!r}.")
         drawn = given.get("sampling") != "none"
         for name in ("noise", *(("cohort", "population") if drawn else ())):
@@ -249,39 +245,48 @@ class NoisyRelease:
 
 def accounting(runs: Runs) -> list[dict[str, Any]]:
     """A line a release, with a point for each δ."""
-    study = runs.study
-    lines = []
+
+    def certified(row: Row) -> Callable[[float], float]:
+        release = NoisyRelease.of({**runs.study.release, **row.release})
+        return partial(release.epsilon, row.rounds or runs.study.rounds or 1)
+
+    return _by_value(runs, certified)
+
+
+def noise(runs: Runs) -> list[dict[str, Any]]:
+    """A line a request, with a point for each padding: how much noise it needs."""
+    return _by_value(runs, lambda row: PaddedRequest.of({**runs.study.release, **row.release}).scale)
+
+
+def _by_value(runs: Runs, formula: Callable[[Row], Callable[[float], float]]) -> list[dict[str, Any]]:
+    """A line a row, with a point for each value, by a formula of the row."""
+    study, lines = runs.study, []
     for row in study.rows:
-        release = NoisyRelease.of({**study.release, **row.release})
-        rounds = row.rounds or study.rounds or 1
+        of = formula(row)
         points = [
             {
-                **_point(delta, label, study.protocols[0], study.metrics[0], release.epsilon(rounds, delta)),
+                **_point(study, place, of(value)),
                 "published": published(study, row, runs.data, place),
                 "published_sd": deviations(study, row, runs.data, place),
             }
-            for place, (delta, label) in enumerate(zip(study.values, study.labels, strict=True))
+            for place, value in enumerate(study.values)
         ]
-        lines.append({"name": row.name, "note": row.note_on(runs.data), "missing": "", "points": points})
+        lines.append({**_named(row, runs.data), "points": points})
     return lines
 
 
 def lengths(runs: Runs) -> list[dict[str, Any]]:
     """Two lines, of interactions and of different items: how many people have so many."""
-    study, data = runs.study, runs.data
-    recipe = Recipe("popularity", data, data_dir=runs.data_dir, **{**study.run, **study.run_on.get(data, {})})
-    try:
-        population = population_of(recipe)
-    except HomebodyError as error:  # the rest of the paper is made all the same
-        failed = {"note": "", "missing": "", "points": [], "errors": [without_paths(str(error))]}
-        return [{"name": "interactions", **failed}]
+    study = runs.study
+    population, errors = _population(runs)
+    if population is None:
+        return [{"name": "interactions", "note": "", "missing": "", "points": [], "errors": errors}]
     lines = []
     for name, counts in (("different items", different(population)), ("interactions", population.lengths)):
-        people = binned(counts, study.values)
         points = [
             # By its label: bins of different widths stand side by side.
-            {**_point(label, label, "counted", study.metrics[0], float(count)), "published": {}, "published_sd": {}}
-            for label, count in zip(study.labels, people, strict=True)
+            {**_point(study, n, float(count)), "value": study.labels[n], "published": {}, "published_sd": {}}
+            for n, count in enumerate(binned(counts, study.values))
         ]
         note = f"{population.n_users:,} people, the one in the middle with {np.median(counts):,.0f}."
         lines.append({"name": name, "note": note, "missing": "", "points": points})
@@ -290,21 +295,25 @@ def lengths(runs: Runs) -> list[dict[str, Any]]:
 
 def statistics_of(runs: Runs) -> list[dict[str, Any]]:
     """A line for each thing that is counted in the data set."""
-    study, data = runs.study, runs.data
-    recipe = Recipe("popularity", data, data_dir=runs.data_dir, **{**study.run, **study.run_on.get(data, {})})
-    counts: dict[str, int] = {}
-    errors = []
-    try:
-        counts = counted(population_of(recipe))
-    except HomebodyError as error:  # the rest of the paper is made all the same
-        errors = [without_paths(str(error))]
+    study = runs.study
+    population, errors = _population(runs)
+    counts = {} if population is None else counted(population)
     lines = []
     for row in study.rows:
         figures = {study.metrics[0]: _spread([float(counts[row.name])])} if counts else {}
         obtained = {"counted": {"n": len(figures), "metrics": figures, "errors": errors, "cells": []}}
-        printed = {"published": published(study, row, data), "published_sd": {}, "difference": {}, "short": []}
-        lines.append({"name": row.name, "note": row.note_on(data), "missing": "", "obtained": obtained, **printed})
+        printed = {"published": published(study, row, runs.data), "published_sd": {}, "difference": {}, "short": []}
+        lines.append({**_named(row, runs.data), "obtained": obtained, **printed})
     return lines
+
+
+def _population(runs: Runs) -> tuple[Population | None, list[str]]:
+    """The data set itself, or why there is none: the rest of the paper is made all the same."""
+    settings = {**runs.study.run, **runs.study.run_on.get(runs.data, {})}
+    try:
+        return population_of(Recipe("popularity", runs.data, data_dir=runs.data_dir, **settings)), []
+    except HomebodyError as error:
+        return None, [without_paths(str(error))]
 
 
 def counted(population: Population) -> dict[str, int]:
@@ -315,29 +324,9 @@ def counted(population: Population) -> dict[str, int]:
     """
     shown = population.impressions
     clicks = 0 if shown is None else int(shown.clicked.sum())
-    numbers = (
-        *(population.n_items, population.n_users, 0 if shown is None else len(shown.users)),
-        *(clicks, 0 if shown is None else len(shown.clicked) - clicks),
-    )
+    impressions, others = (0, 0) if shown is None else (len(shown.users), len(shown.clicked) - clicks)
+    numbers = (population.n_items, population.n_users, impressions, clicks, others)
     return dict(zip(COUNTS, numbers, strict=True))
-
-
-def noise(runs: Runs) -> list[dict[str, Any]]:
-    """A line a request, with a point for each padding: how much noise it needs."""
-    study = runs.study
-    lines = []
-    for row in study.rows:
-        request = PaddedRequest.of({**study.release, **row.release})
-        points = [
-            {
-                **_point(padding, label, study.protocols[0], study.metrics[0], request.scale(padding)),
-                "published": published(study, row, runs.data, place),
-                "published_sd": {},
-            }
-            for place, (padding, label) in enumerate(zip(study.values, study.labels, strict=True))
-        ]
-        lines.append({"name": row.name, "note": row.note_on(runs.data), "missing": "", "points": points})
-    return lines
 
 
 def different(population: Population) -> npt.NDArray[np.int64]:
@@ -361,10 +350,12 @@ def binned(counts: npt.NDArray[np.int64], least: Sequence[int]) -> list[int]:
     return [int(count) for count in sizes]
 
 
-def _point(value: Any, label: str, source: str, metric: str, mean: float) -> dict[str, Any]:
-    spread = {"mean": mean, "sd": None, "values": [mean]}
-    figures = {source: {"n": 1, "metrics": {metric: spread}, "errors": [], "cells": []}}
-    return {"value": value, "label": label, "obtained": figures, "difference": {}, "short": []}
+def _point(study: Study, place: int, value: float) -> dict[str, Any]:
+    """A figure that no run is made for, at one of the study's values."""
+    spread = {"mean": value, "sd": None, "values": [value]}
+    figures = {study.protocols[0]: {"n": 1, "metrics": {study.metrics[0]: spread}, "errors": [], "cells": []}}
+    labelled = {"value": study.values[place], "label": study.labels[place]}
+    return {**labelled, "obtained": figures, "difference": {}, "short": []}
 
 
 LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
@@ -416,8 +407,8 @@ def _obtained(results: Results, names: Mapping[str, str]) -> dict[str, Any]:
     runs = [result for result in results if "error" not in result]
     figures = {}
     for metric, name in names.items() if runs else ():
-        if metric not in OF_RUNS and name not in runs[0]["metrics"]:
-            raise unknown_name("metric", name, runs[0]["metrics"])
+        if metric not in OF_RUNS:
+            refuse_unknown("metric", [name], runs[0]["metrics"])
         values = [_quantity(run, metric) if metric in OF_RUNS else float(run["metrics"][name]) for run in runs]
         if not any(map(math.isnan, values)):
             figures[metric] = {**_spread(values), **_interval([run.get("intervals", {}).get(name) for run in runs])}

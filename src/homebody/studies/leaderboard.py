@@ -11,7 +11,7 @@ from typing import Any
 from homebody.core import Method
 from homebody.data import Population
 from homebody.data.splits import PROTOCOLS
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.methods import METHODS, find
 from homebody.recipe import Recipe, fingerprint
 from homebody.report.comparison import legend, summarise_runs
@@ -65,8 +65,7 @@ def leaderboard(
     The recipe's method and seed are set here. A method that fails is reported and stops nothing.
     """
     began = time.monotonic()
-    if recipe.protocol not in PROTOCOLS:
-        raise unknown_name("protocol", recipe.protocol, PROTOCOLS)
+    refuse_unknown("protocol", [recipe.protocol], PROTOCOLS)
     entrants = fitting(population, methods)
     if not entrants.methods:
         reasons = "; ".join(f"{method['name']} {method['reason']}" for method in entrants.skipped)

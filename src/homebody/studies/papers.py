@@ -14,13 +14,14 @@ from typing import Any
 import homebody
 from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
+from homebody.files import insisting
 from homebody.methods import METHODS
 from homebody.report.words import ATTACKS, VIEW_ATTACK
 from homebody.studies import probes
 from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
 from homebody.studies.serving import PaddedRequest
-from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_study, insist_distinct
+from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_names, check_study, insist_distinct
 
 __all__ = ["Paper", "find_paper", "list_papers", "read_paper"]
 
@@ -91,34 +92,29 @@ def read_paper(folder: Path, *, load: bool = True) -> Paper:
     name = folder.resolve().name
     where = f"{name}/{FILE}"
     try:
-        text = (folder / FILE).read_text(encoding="utf-8")
+        with insisting(f"{where} cannot be read"):
+            text = (folder / FILE).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise HomebodyError(f"{where} is not valid TOML: {error}.") from error
-    except OSError as error:
-        raise HomebodyError(f"{where} cannot be read: {error.strerror}.") from error
     top = Reader(settings.load(text, where, SCHEMA_VERSION)[0], where)
     title, citation = top.take("title", str), top.take("citation", str)
     docs, note = top.take("docs", str, ""), top.take("note", str, "")
-    tables: list[Study] = []
-    for number, table in enumerate(top.tables("table"), 1):
-        tables.append(_study(Reader(table, f"{where}, table {number}"), folder, "table", tables, load))
-    figures = [
-        _study(Reader(figure, f"{where}, figure {number}"), folder, "figure", tables, load)
-        for number, figure in enumerate(top.tables("figure"), 1)
-    ]
+    studies: dict[Form, list[Study]] = {"table": [], "figure": []}
+    for form, read in studies.items():
+        for number, values in enumerate(top.tables(form), 1):
+            read.append(_study(Reader(values, f"{where}, {form} {number}"), folder, form, studies["table"], load))
     top.done()
-    if not tables and not figures:
+    if not any(studies.values()):
         raise HomebodyError(f"{where} has neither a [[table]] nor a [[figure]].")
-    for studies in (tables, figures):
-        insist_distinct([study.id for study in studies], where, f"{'tables' if studies is tables else 'figures'} of id")
-    return Paper(name, folder, title, citation, docs, note, tables, figures)
+    for form, read in studies.items():
+        insist_distinct([study.id for study in read], where, f"{form}s of id")
+    return Paper(name, folder, title, citation, docs, note, studies["table"], studies["figure"])
 
 
 def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], load: bool) -> Study:
     """One table or figure; with `table`, on the settings and rows of another, so that nothing is run twice."""
     kind = reader.take("kind", str, "table" if form == "table" else MISSING)
-    if kind not in KINDS[form]:
-        raise reader.wrong(unknown_name(f"kind of {form}", kind, KINDS[form]))
+    check_names(f"kind of {form}", [kind], KINDS[form], reader.where)
     base = _base(reader, tables)
 
     def like(name: str, otherwise: Any = MISSING) -> Any:
@@ -165,8 +161,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
 def _base(reader: Reader, tables: Sequence[Study]) -> Study | None:
     source = reader.take("table", str, "")
     known = {table.id: table for table in tables}
-    if source and source not in known:
-        raise reader.wrong(unknown_name("table before this one", source, known))
+    check_names("table before this one", [source] if source else [], known, reader.where)
     return known.get(source)
 
 
@@ -201,12 +196,13 @@ def _adapted(reader: Reader) -> dict[str, Any]:
     return varied
 
 
-def _accounted(reader: Reader) -> dict[str, Any]:
-    deltas = [float(delta) if type(delta) is int else delta for delta in reader.take("deltas", list)]
-    if not deltas or not all(type(delta) is float and 0 <= delta < 1 for delta in deltas):
-        raise reader.error(f"deltas must be numbers from 0 to under 1, at least one, not {deltas!r}")
-    labels = [f"δ = {_short(delta)}" for delta in deltas]
-    return {"values": deltas, "labels": labels, "axis": "δ", "release": reader.take("release", dict, {})}
+def _shares(reader: Reader, name: str, axis: str, text: Callable[[float], str]) -> dict[str, Any]:
+    """What a computed study has a point for: shares, from 0 to under 1."""
+    shares = [float(share) if type(share) is int else share for share in reader.take(name, list)]
+    if not shares or not all(type(share) is float and 0 <= share < 1 for share in shares):
+        raise reader.error(f"{name} must be numbers from 0 to under 1, at least one, not {shares!r}")
+    labels = [f"{axis} = {text(share)}" for share in shares]
+    return {"values": shares, "labels": labels, "axis": axis, "release": reader.take("release", dict, {})}
 
 
 def _short(number: float) -> str:
@@ -216,14 +212,6 @@ def _short(number: float) -> str:
     """
     digits, _, power = f"{number:e}".partition("e")
     return f"{float(digits):g}e{int(power)}" if 0 < number < 0.001 else f"{number:g}"
-
-
-def _padded(reader: Reader) -> dict[str, Any]:
-    paddings = [float(padding) if type(padding) is int else padding for padding in reader.take("paddings", list)]
-    if not paddings or not all(type(padding) is float and 0 <= padding < 1 for padding in paddings):
-        raise reader.error(f"paddings must be numbers from 0 to under 1, at least one, not {paddings!r}")
-    labels = [f"p = {padding:g}" for padding in paddings]
-    return {"values": paddings, "labels": labels, "axis": "p", "release": reader.take("release", dict, {})}
 
 
 def _lengths(reader: Reader) -> dict[str, Any]:
@@ -249,10 +237,10 @@ def _view_attack(reader: Reader) -> dict[str, Any]:
 VARIED: dict[str, Callable[[Reader], dict[str, Any]]] = {
     "sweep": _varied,
     "serving": _served,
-    "noise": _padded,
+    "noise": lambda reader: _shares(reader, "paddings", "p", "{:g}".format),
     "tables": lambda reader: SWAPPED,
     "adaptation": _adapted,
-    "accounting": _accounted,
+    "accounting": lambda reader: _shares(reader, "deltas", "δ", _short),
     "lengths": _lengths,
     "membership": lambda reader: {"attack": reader.take("attack", dict, {})},
     "view-attack": _view_attack,
@@ -291,9 +279,7 @@ def _taken(
     reader: Reader, names: Sequence[str], known: Mapping[str, Row], study: Study, *, published: bool = False
 ) -> list[Row]:
     """Rows as another table has them; its figures and what is said of them stay there, unless they are asked for."""
-    for name in names:
-        if name not in known:
-            raise reader.wrong(unknown_name("row of the table that this one builds on", name, known))
+    check_names("row of the table that this one builds on", names, known, reader.where)
     return [_here(known[name], study, published=published) for name in names]
 
 
@@ -321,18 +307,24 @@ def _computed(reader: Reader, study: Study) -> Row:
     except HomebodyError as error:
         raise reader.wrong(error) from error
     figures = reader.take("published", dict, {})
-    if study.listed:
-        figures = {
-            data: [[n] for n in numbers] if isinstance(numbers, list) else numbers for data, numbers in figures.items()
-        }
+    for data, numbers in figures.items() if study.listed else ():
+        figures[data] = [[n] for n in numbers] if isinstance(numbers, list) else numbers
     row = Row(
-        *(reader.take("name", str), None, {}, {}, {}, reader.take("rounds", int, None)),
-        figures,
-        *(reader.take("note", str, ""), reader.take("notes", dict, {}), ""),
+        reader.take("name", str),
+        rounds=reader.take("rounds", int, None),
+        published=figures,
+        note=reader.take("note", str, ""),
+        notes=reader.take("notes", dict, {}),
         release=given,
     )
     reader.done()
     return row
+
+
+KEPT = {"rounds": int, "note": str, "notes": dict, "slice": dict}
+"""What a row has of the row that it builds on, unless it says otherwise."""
+OWN = {"published": dict, "published_sd": dict, "values": list, "fixed": bool, "diverges": bool}
+"""What a row has by itself alone."""
 
 
 def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -> Row:
@@ -341,8 +333,7 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
     name = reader.take("name", str)
     if known and not {"method", "missing"} & set(reader.values):
         source = reader.take("of", str, name)
-        if source not in known:
-            raise reader.wrong(unknown_name("row of the table that this one builds on", source, known))
+        check_names("row of the table that this one builds on", [source], known, reader.where)
         row = replace(_here(known[source], study), name=name)
     else:
         row = _new_row(reader, folder, name)
@@ -351,22 +342,11 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         data: {**row.on.get(data, {}), **fields} if isinstance(fields, dict) else fields
         for data, fields in reader.take("on", dict, {}).items()
     }
-    row = replace(
-        row,
-        fields={**row.fields, **reader.take("fields", dict, {})},
-        on={**row.on, **on},
-        run={**row.run, **reader.take("run", dict, {})},
-        rounds=reader.take("rounds", int, row.rounds),
-        published=reader.take("published", dict, {}),
-        published_sd=reader.take("published_sd", dict, {}),
-        note=reader.take("note", str, row.note),
-        notes=reader.take("notes", dict, row.notes),
-        values=reader.take("values", list, []),
-        serving={**row.serving, **reader.take("serving", dict, {})},
-        slice=reader.take("slice", dict, row.slice),
-        fixed=reader.take("fixed", bool, False),
-        diverges=reader.take("diverges", bool, False),
-    )
+    new: dict[str, Any] = {"on": {**row.on, **on}}
+    new |= {name: {**getattr(row, name), **reader.take(name, dict, {})} for name in ("fields", "run", "serving")}
+    new |= {name: reader.take(name, kind, getattr(row, name)) for name, kind in KEPT.items()}
+    new |= {name: reader.take(name, kind, kind()) for name, kind in OWN.items()}
+    row = replace(row, **new)
     reader.done()
     return row
 
@@ -381,4 +361,4 @@ def _new_row(reader: Reader, folder: Path, name: str) -> Row:
         raise reader.wrong(unknown_name("method", method, METHODS))
     elif method not in METHODS:
         method = ""
-    return Row(name, method or None, {}, {}, {}, None, {}, "", {}, missing)
+    return Row(name, method or None, missing=missing)

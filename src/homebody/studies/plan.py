@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from homebody.data.sources import find
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import refuse_unknown, unknown_name
 from homebody.recipe import Recipe
+from homebody.settings import check_counts
 from homebody.studies import probes
 from homebody.studies.papers import Paper
 from homebody.studies.provenance import command_text
@@ -63,17 +64,13 @@ def plan(
     data_dir: str | None = None,
 ) -> Plan:
     """The plan of a command. Without a table or a figure it has all of them."""
-    for name, value in (("Seeds", seeds), ("Rounds", rounds)):
-        if value is not None and value < 1:
-            raise HomebodyError(f"{name} must be at least 1, not {value}.")
+    check_counts(seeds=seeds, rounds=rounds)
     chosen = _named("table", table, paper.tables, figure is None)
     chosen += _named("figure", figure, paper.figures, table is None)
     under = {name for study in chosen for name in study.protocols}
     known = {name for study in chosen for name in study.data}
-    for what, given, possible in (("data set", data, known), ("protocol", protocols, under)):
-        for name in given:
-            if name not in possible:
-                raise unknown_name(f"{what} of this part of the paper", name, possible)
+    refuse_unknown("data set of this part of the paper", data, known)
+    refuse_unknown("protocol of this part of the paper", protocols, under)
     studies = []
     for study in chosen:
         optional = () if data else study.optional

@@ -25,10 +25,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Method, Recommender, Rows, Tree, Users
-from homebody.data.population import Population
+from homebody.core import Catalogue, Recommender, Rows, Users
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.fit import Fitted
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.recipe import Recipe
@@ -76,12 +75,17 @@ class ProbedRun(NamedTuple):
     """A finished run, opened for a probe."""
 
     fitted: Fitted
-    population: Population
     recipe: Recipe
     """As it was run, with its rounds, its cohort and its noise."""
-    settings: str
+    settings: str = ""
     """The text behind the colon of the probe's name."""
     step: Step = nothing
+
+    @property
+    def runtime(self) -> Simulator:
+        if not isinstance(self.fitted.runtime, Simulator):
+            raise HomebodyError("Real devices keep their tables to themselves: only a simulation can be looked into.")
+        return self.fitted.runtime
 
 
 def file_of(path: Path, probe: str) -> Path:
@@ -98,17 +102,16 @@ def take(path: Path, probes: Sequence[str], step: Step = nothing) -> dict[str, s
     folder = RunFolder.open(path)
     recipe = Recipe.from_toml(folder.recipe_text())
     refused = {}
-    fitted, population = reopen(path)
+    fitted, _ = reopen(path)
     try:
         for name in probes:
             kind, _, settings = name.partition(":")
             try:
-                answer = PROBES[kind](ProbedRun(fitted, population, recipe, settings, step))
+                answer = PROBES[kind](ProbedRun(fitted, recipe, settings, step))
             except HomebodyError as error:
                 refused[name] = str(error)
-                folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, "refused": str(error)})
-            else:
-                folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, **answer})
+                answer = {"refused": str(error)}
+            folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, **answer})
     finally:
         fitted.ledger.close()
     return refused
@@ -173,8 +176,7 @@ def _refuse_adaptation(method: Recommender, name: str, settings: str) -> None:
         raise HomebodyError(f"The devices of {name} do not adapt before they rank, so there is nothing to compare.")
     varied, _ = _read_adaptation(settings)
     known = [spec.name for spec in fields(acting) if type(getattr(acting, spec.name)) is int]  # type: ignore[arg-type]
-    if varied not in known:
-        raise unknown_name(f"whole-number field of {name}", varied, known)
+    refuse_unknown(f"whole-number field of {name}", [varied], known)
 
 
 def _refuse_tables(probe: str, method: Recommender, name: str) -> None:
@@ -196,9 +198,9 @@ def _insist(probe: str, name: str, shared: bool, tuned: bool) -> None:
         )
 
 
-def tables(fitted: Fitted, population: Population, seed: int) -> dict[str, Any]:
+def tables(run: ProbedRun) -> dict[str, Any]:
     """Test metrics with each client's own table, the shared one, and another client's."""
-    runtime = _simulated(fitted)
+    fitted, runtime = run.fitted, run.runtime
     asked = runtime.split.asked()
     held = next(item_tables(runtime, fitted.method, fitted.shared, asked[:1]), None) if ITEM in fitted.shared else None
     tuned = held is not None and held.change is not None
@@ -206,7 +208,7 @@ def tables(fitted: Fitted, population: Population, seed: int) -> dict[str, Any]:
     if len(asked) < 2:
         raise HomebodyError("Nobody can borrow a table here: comparing tables needs at least two clients.")
     lender = np.arange(runtime.split.n_users)
-    lender[asked] = others(asked, Rng.of(seed, "probe", "tables"))
+    lender[asked] = others(asked, Rng.of(run.recipe.seed, "probe", "tables"))
     runtimes = {"own": runtime, "global": Borrowing(runtime, None), "other": Borrowing(runtime, lender)}
     measured = {name: clients.evaluate(fitted.method, fitted.shared) for name, clients in runtimes.items()}
     return {"clients": len(asked), "metrics": {name: _tested(value.metrics) for name, value in measured.items()}}
@@ -233,10 +235,10 @@ def _order(count: int, rng: Rng) -> npt.NDArray[np.int64]:
     return np.argsort(rng.bits(count).numpy(), kind="stable")
 
 
-def embedding(fitted: Fitted, population: Population, seed: int) -> dict[str, Any]:
+def embedding(run: ProbedRun) -> dict[str, Any]:
     """One random client's items in two dimensions; how far its own lie apart, for it and for others on average."""
-    runtime = _simulated(fitted)
-    split = runtime.split
+    fitted, runtime, seed = run.fitted, run.runtime, run.recipe.seed
+    split, population = runtime.split, runtime.split.population
     _insist("embedding", type(fitted.method).__name__, ITEM in fitted.shared, tuned=True)
     people = _tellable(split)
     if not len(people):
@@ -265,12 +267,6 @@ def embedding(fitted: Fitted, population: Population, seed: int) -> dict[str, An
         "separation": {"training": float(training[0]), "held_out": float(test[0])},
         "people": {"count": len(people), "training": float(training.mean()), "held_out": float(test.mean())},
     }
-
-
-def _simulated(fitted: Fitted) -> Simulator:
-    if not isinstance(fitted.runtime, Simulator):
-        raise HomebodyError("Real devices keep their tables to themselves: only a simulation can be looked into.")
-    return fitted.runtime
 
 
 def _tellable(split: Split) -> Users:
@@ -378,9 +374,10 @@ def _read_adaptation(settings: str) -> tuple[str, list[int]]:
     return name, [int(value) for value in values.split(",")]
 
 
-def adaptation(method: Method, runtime: Simulator, shared: Tree, settings: str, step: Step = nothing) -> dict[str, Any]:
+def adaptation(run: ProbedRun) -> dict[str, Any]:
     """Test metrics for each value of a field of the method; 0 is the shared model that no device has adapted."""
-    name, values = _read_adaptation(settings)
+    method, shared, runtime = run.fitted.method, run.fitted.shared, run.runtime
+    name, values = _read_adaptation(run.settings)
     metrics = {}
     for number, value in enumerate(values, 1):
         if value:
@@ -388,7 +385,7 @@ def adaptation(method: Method, runtime: Simulator, shared: Tree, settings: str, 
         else:
             evaluated = Unadapted(runtime).evaluate(method, shared)
         metrics[str(value)] = _tested(evaluated.metrics)
-        step(number, len(values))
+        run.step(number, len(values))
     return {"people": len(runtime.split.asked()), "metrics": metrics}
 
 
@@ -398,9 +395,8 @@ def membership_probe(settings: Mapping[str, Any]) -> str:
     >>> membership_probe({"shadows": 16}), _read_membership("shadows=16,people=0")
     ('membership:shadows=16,people=0', {'shadows': 16, 'people': 0})
     """
+    refuse_unknown("setting of the attack", settings, ATTACK_DEFAULTS)
     for name, value in settings.items():
-        if name not in ATTACK_DEFAULTS:
-            raise unknown_name("setting of the attack", name, ATTACK_DEFAULTS)
         if type(value) is not int:
             raise HomebodyError(f"attack.{name} must be a whole number, not {value!r}.")
     return "membership:" + ",".join(f"{name}={value}" for name, value in {**ATTACK_DEFAULTS, **settings}.items())
@@ -410,12 +406,13 @@ def _read_membership(settings: str) -> dict[str, int]:
     return {name: int(value) for name, _, value in (part.partition("=") for part in settings.split(","))}
 
 
-def membership(fitted: Fitted, split: Split, recipe: Recipe, settings: str, step: Step) -> dict[str, Any]:
+def membership(run: ProbedRun) -> dict[str, Any]:
     """What the attacks find: metrics with intervals, and the full answer."""
     from homebody.audit.membership import Released, attack
     from homebody.audit.shadows import trained_for
 
-    chosen = _read_membership(settings)
+    fitted, recipe, split = run.fitted, run.recipe, run.runtime.split
+    chosen = _read_membership(run.settings)
     if split.learn.all():
         raise HomebodyError(
             "Everyone is in the training here: for an attack on the run's model, split held-out-users, so that there "
@@ -435,7 +432,7 @@ def membership(fitted: Fitted, split: Split, recipe: Recipe, settings: str, step
         seed=recipe.seed,
         device=recipe.device,
         fused=recipe.fused,
-        step=step,
+        step=run.step,
     )
     return {**membership_figures(findings), "found": findings}
 
@@ -457,9 +454,8 @@ def membership_figures(findings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _attack_settings(given: Mapping[str, Any]) -> dict[str, list[float]]:
+    refuse_unknown("setting of the attack", given, VIEW_DEFAULTS)
     for name, value in given.items():
-        if name not in VIEW_DEFAULTS:
-            raise unknown_name("setting of the attack", name, VIEW_DEFAULTS)
         numbers = value if isinstance(value, list) else [value]
         whole = int if name != "sigmas" else (int, float)
         if isinstance(value, list) != (name != "users") or not all(isinstance(number, whole) for number in numbers):
@@ -497,20 +493,20 @@ def _read_view_attack(settings: str) -> dict[str, list[float]]:
     return {name: [int(text) if text.isdigit() else float(text) for text in some.split("/")] for name, _, some in parts}
 
 
-def view_attack(fitted: Fitted, runtime: Simulator, settings: str, seed: int, step: Step) -> dict[str, Any]:
+def view_attack(run: ProbedRun) -> dict[str, Any]:
     """What one view reads of another, for each noise and number of participations: metrics with intervals."""
     from homebody.audit.views import FIRST, KNOWN, MEAN, read_view
 
-    chosen = _read_view_attack(settings)
+    chosen = _read_view_attack(run.settings)
     findings = read_view(
-        fitted.method,
-        runtime,
-        fitted.shared,
+        run.fitted.method,
+        run.runtime,
+        run.fitted.shared,
         sigmas=chosen["sigmas"],
         participations=[int(number) for number in chosen["participations"]],
         users=int(chosen["users"][0]),
-        seed=seed,
-        step=step,
+        seed=run.recipe.seed,
+        step=run.step,
     )
     keys = ("question", "tower", "sigma", "participations")
     guesses = {tuple(guess[key] for key in keys): guess for guess in findings["guesses"]}
@@ -535,15 +531,15 @@ def view_attack(fitted: Fitted, runtime: Simulator, settings: str, seed: int, st
     return {"points": points, "found": findings}
 
 
+def _serving(run: ProbedRun) -> dict[str, Any]:
+    return serving(run.fitted.method, run.runtime, run.fitted.shared, run.settings, run.recipe.stated_at)
+
+
 PROBES: dict[str, Callable[[ProbedRun], dict[str, Any]]] = {
-    "tables": lambda of: tables(of.fitted, of.population, of.recipe.seed),
-    "embedding": lambda of: embedding(of.fitted, of.population, of.recipe.seed),
-    "adaptation": lambda of: adaptation(
-        of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings, of.step
-    ),
-    "membership": lambda of: membership(of.fitted, _simulated(of.fitted).split, of.recipe, of.settings, of.step),
-    "serving": lambda of: serving(
-        of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings, of.recipe.stated_at
-    ),
-    "view": lambda of: view_attack(of.fitted, _simulated(of.fitted), of.settings, of.recipe.seed, of.step),
+    "tables": tables,
+    "embedding": embedding,
+    "adaptation": adaptation,
+    "membership": membership,
+    "serving": _serving,
+    "view": view_attack,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shlex
 from collections.abc import Mapping
@@ -46,8 +47,6 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    import platform
-
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,8 +112,8 @@ class _Book:
         for cell in planned.cells:
             key = (cell.study.label, cell.row.name, cell.data, cell.protocol, cell.point)
             self.places.setdefault(key, []).append(cell.run)
-        self.lines: dict[str, list[dict[str, Any]]] = {}
-        self.cores: dict[str, int] = {}
+        self.rounds = cache(lambda run: RunFolder.open(Path(run)).rounds())
+        self.cores = cache(lambda run: int(RunFolder.open(Path(run)).read_json("environment.json")["cores"] or 0))
         self.computed: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self.provenance = provenance_of(planned.command)
         self.began = time.monotonic()
@@ -198,7 +200,7 @@ class _Book:
 
         key = (study.label, data)
         if study.kind not in COMPUTED or key not in self.computed:
-            self.computed[key] = LINES[study.kind](Runs(study, data, of, self._rounds, self.planned.data_dir))
+            self.computed[key] = LINES[study.kind](Runs(study, data, of, self.rounds, self.planned.data_dir))
         return self.computed[key]
 
     def _of_rows(self, study: Study, data: str) -> dict[str, Any]:
@@ -215,12 +217,7 @@ class _Book:
 
     def _elsewhere(self, results: Sequence[Mapping[str, Any]]) -> list[str]:
         """Notes on kept runs, and so their seconds, that come from another machine than this page."""
-        counts: dict[int, int] = {}
-        for result in results:
-            run = str(result["run"])
-            if run not in self.cores:
-                self.cores[run] = int(RunFolder.open(Path(run)).read_json("environment.json")["cores"] or 0)
-            counts[self.cores[run]] = counts.get(self.cores[run], 0) + 1
+        counts = Counter(self.cores(str(result["run"])) for result in results)
         here = os.cpu_count() or 0
         return [
             f"{count} of {several(len(results), 'run was', 'runs were')} made on another machine, of "
@@ -228,11 +225,6 @@ class _Book:
             for cores, count in sorted(counts.items())
             if cores != here
         ]
-
-    def _rounds(self, run: str) -> list[dict[str, Any]]:
-        if run not in self.lines:
-            self.lines[run] = RunFolder.open(Path(run)).rounds()
-        return self.lines[run]
 
 
 def publish(result: Mapping[str, Any], folder: Path) -> None:

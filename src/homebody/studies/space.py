@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from homebody.core import Recommender
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.settings import KINDS, Range, check_value, params, parse
 
 __all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
@@ -62,8 +62,7 @@ def parse_search(method: type[Recommender], texts: Sequence[str]) -> Space:
         name, equals, where = text.partition("=")
         if not equals or not where:
             raise HomebodyError(f"--search takes field=low:high, field=low:high:log or field=a,b,c, not '{text}'.")
-        if name not in known:
-            raise unknown_name(f"field of {method.__name__}", name, known)
+        refuse_unknown(f"field of {method.__name__}", [name], known)
         space[name] = _parse(known[name], where)
     return space
 

@@ -25,6 +25,7 @@ __all__ = [
     "Reader",
     "Row",
     "Study",
+    "check_names",
     "check_study",
     "deviations",
     "insist_distinct",
@@ -63,19 +64,19 @@ class Row:
     """One line of a table, or one curve of a figure."""
 
     name: str
-    method: str | None
+    method: str | None = None
     """None where this version has no such method: `missing` says why."""
-    fields: dict[str, Any]
-    on: dict[str, dict[str, Any]]
+    fields: dict[str, Any] = field(default_factory=dict)
+    on: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Fields that differ from data set to data set."""
-    run: dict[str, Any]
-    rounds: int | None
-    published: dict[str, list[Any]]
+    run: dict[str, Any] = field(default_factory=dict)
+    rounds: int | None = None
+    published: dict[str, list[Any]] = field(default_factory=dict)
     """By data set, a figure a metric; in a sweep, a list of them for each value."""
-    note: str
-    notes: dict[str, str]
+    note: str = ""
+    notes: dict[str, str] = field(default_factory=dict)
     """By data set."""
-    missing: str
+    missing: str = ""
     published_sd: dict[str, list[Any]] = field(default_factory=dict)
     """The deviations beside the published figures, in the same shape."""
     values: list[Any] = field(default_factory=list)
@@ -211,13 +212,13 @@ def check_study(study: Study, where: str, *, load: bool = True) -> None:
     load: False loads no method.
     """
     if study.kind not in COMPUTED:
-        _check_names("protocol", study.protocols, PROTOCOLS, where)
-    _check_names("quantity of a run", study.also, OF_RUNS, where)
+        check_names("protocol", study.protocols, PROTOCOLS, where)
+    check_names("quantity of a run", study.also, OF_RUNS, where)
     if study.kind == "membership":
-        _check_names("figure of an attack", study.metrics, ATTACKS, where)
+        check_names("figure of an attack", study.metrics, ATTACKS, where)
     if study.kind == "view-attack":
-        _check_names("figure of an attack on a view", study.metrics, VIEW_ATTACK, where)
-    _check_names("row", [name for pair in study.orders for name in pair], [row.name for row in study.rows], where)
+        check_names("figure of an attack on a view", study.metrics, VIEW_ATTACK, where)
+    check_names("row", [name for pair in study.orders for name in pair], [row.name for row in study.rows], where)
     if not study.rows and study.kind != "lengths":
         raise HomebodyError(f"{where}: it has no [[row]].")
     if study.seeds < 1:
@@ -228,12 +229,12 @@ def check_study(study: Study, where: str, *, load: bool = True) -> None:
     _check_by_data(study, dict.fromkeys(study.optional, ""), "optional", str, where)
     insist_distinct([row.name for row in study.rows], where, "rows named")
     if study.kind == "statistics":
-        _check_names("count", [row.name for row in study.rows], COUNTS, where)
+        check_names("count", [row.name for row in study.rows], COUNTS, where)
     for row in study.rows:
         _check_row(study, row, f"{where}, row '{row.name}'", load)
 
 
-def _check_names(what: str, names: Iterable[str], known: Collection[str], where: str) -> None:
+def check_names(what: str, names: Iterable[str], known: Collection[str], where: str) -> None:
     for name in names:
         if name not in known:
             raise at(where, unknown_name(what, name, known))
@@ -241,8 +242,7 @@ def _check_names(what: str, names: Iterable[str], known: Collection[str], where:
 
 def _check_by_data(study: Study, given: dict[str, Any], part: str, kind: type, where: str) -> None:
     for data, value in given.items():
-        if data not in study.data:
-            raise at(where, unknown_name(f"data set of this {study.form} in '{part}'", data, study.data))
+        check_names(f"data set of this {study.form} in '{part}'", [data], study.data, where)
         if not isinstance(value, kind):
             wanted = {"dict": "a table of settings", "str": "a text", "list": "a list of figures"}[kind.__name__]
             raise HomebodyError(f"{where}: {part}.{data} must be {wanted}, not {value!r}.")
@@ -250,7 +250,7 @@ def _check_by_data(study: Study, given: dict[str, Any], part: str, kind: type, w
 
 def _check_row(study: Study, row: Row, where: str, load: bool) -> None:
     for settings in (study.run, *study.run_on.values(), row.run):
-        _check_names("setting of a run", settings, RUN, where)
+        check_names("setting of a run", settings, RUN, where)
     parts = {"on": dict, "notes": str, "slice": str, "published": list, "published_sd": list}
     for part, kind in parts.items():
         _check_by_data(study, getattr(row, part), part, kind, where)

@@ -21,13 +21,13 @@ from typing import Any
 
 from homebody.errors import HomebodyError, several
 from homebody.evaluation.metrics import ERRORS
-from homebody.files import private_folder
+from homebody.files import insisting, private_folder
 from homebody.methods import find
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import Watcher, prepare
-from homebody.settings import params
-from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, count_done, run_cells
+from homebody.settings import check_counts, params
+from homebody.studies.cells import CellProgress, cell_key, code_version, commit, count_done, run_cells
 from homebody.studies.space import Space, points, space_text
 
 __all__ = ["Search", "command", "tune"]
@@ -76,7 +76,7 @@ def tune(
 ) -> dict[str, Any]:
     """Run the trials that are not done yet and return the record; `watch` receives it as it grows."""
     _check(search)
-    check_jobs(jobs)
+    check_counts(jobs=jobs)
     watcher = watcher or Watcher()
     path = out / search.name
     settings = search.settings()
@@ -85,10 +85,8 @@ def tune(
         prepare(recipes[0], watcher)
     if len(settings) < search.trials:
         watcher.say(f"There are only {len(settings)} different settings to try.")
-    try:
+    with insisting(f"No search can be written below {out}"):
         private_folder(path)
-    except OSError as error:
-        raise HomebodyError(f"No search can be written below {out}: {error.strerror}.") from error
     folder = RunFolder(path)
     with folder.alone():
         watcher.begun(path)
@@ -131,9 +129,7 @@ def _check(search: Search) -> None:
     recipe = search.recipe
     recipe.check()
     recipe.build()
-    for name, count in (("Trials", search.trials), ("Seeds", search.seeds)):
-        if count < 1:
-            raise HomebodyError(f"{name} must be at least 1, not {count}.")
+    check_counts(trials=search.trials, seeds=search.seeds)
     if not recipe.selects().startswith("valid/"):
         raise HomebodyError(f"Trials are chosen on validation, by a metric under valid/, not by '{recipe.selects()}'.")
     for name in search.space:
@@ -190,19 +186,19 @@ def _outcome(search: Search, recipes: list[Recipe], results: list[dict[str, Any]
     """What came of one trial."""
     runs = [f"trials/{cell_key(recipe)}" for recipe in recipes]
     known = [result for result in results if result is not None]
-    failed = next((result["error"] for result in known if "error" in result), None)
     nothing = {"validation": None, "by_seed": None, "seconds": None, "runs": runs}
     if len(known) < len(results):
         return {"status": "waiting", **nothing}
-    if failed is not None:
-        return {"status": "failed", **nothing, "error": failed}
+    for error in (result["error"] for result in known if "error" in result):
+        return {"status": "failed", **nothing, "error": error}
     metric = search.recipe.selects().removeprefix("valid/")
     values = [float(result["validation"][metric]) for result in known]
+    seconds = sum(result["seconds"] for result in known)
     return {
         "status": "done",
         "validation": statistics.fmean(values),
         "by_seed": values,
-        "seconds": sum(result["seconds"] for result in known),
+        "seconds": seconds,
         "runs": runs,
     }
 
