@@ -6,7 +6,7 @@ import pytest
 
 from homebody.errors import HomebodyError
 from homebody.privacy.accountant import epsilon, within
-from homebody.privacy.budget import calibrate, calibrate_events, most_rounds
+from homebody.privacy.budget import calibrate, calibrate_events
 from homebody.privacy.events import Event, GaussianRelease, LaplaceRelease, Relation, Reports, Sampling
 
 
@@ -26,11 +26,18 @@ class TestBudgets:
         assert within([(event, 1000)], 1.3, 1e-6)
         assert not within([(event, 1000)], 1.29, 1e-6)
 
-    def test_most_rounds(self) -> None:
-        event = Reports(1.0)
-        assert most_rounds(event, 20.5, 0) == 20
-        assert most_rounds(event, 0.5, 0) == 0
-        assert most_rounds(event, 100, 0, limit=7) == 7
+    @pytest.mark.parametrize(
+        ("event", "target", "delta", "rounds"),
+        [
+            (Reports(1.0), 20.5, 0, 20),
+            (Reports(1.0), 0.5, 0, 0),
+            (GaussianRelease(1, "replace-one", fixed(30, 4800)), 2.5, 1e-6, 1048),
+        ],
+    )
+    def test_the_most_rounds(self, event: Event, target: float, delta: float, rounds: int) -> None:
+        assert not rounds or within([(event, rounds)], target, delta)
+        assert not within([(event, rounds + 1)], target, delta)
+        assert within([(Reports(1.0), 7)], 100, 0)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(

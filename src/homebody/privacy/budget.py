@@ -1,4 +1,4 @@
-"""Budgets of ε: checked before each round of a run; how many rounds they allow, and which noise spends them exactly."""
+"""Budgets of ε: checked before each round of a run; and which noise spends them exactly."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from homebody.errors import HomebodyError
-from homebody.privacy.accountant import epsilon, within
+from homebody.privacy.accountant import epsilon
 from homebody.privacy.channel import Channel
 from homebody.privacy.events import Charge, Event, GaussianRelease, LaplaceRelease, Observer, Relation, Sampling, Unit
 from homebody.privacy.ledger import DELTA, Ledger
 
-__all__ = ["Budget", "calibrate", "calibrate_events", "calibrated", "check_delta", "most_rounds"]
+__all__ = ["Budget", "calibrate", "calibrate_events", "calibrated", "check_delta"]
 
 _SPENT = 1e-3
 """Calibrated noise leaves at most this share of the budget unspent."""
@@ -108,22 +108,6 @@ def check_delta(delta: float) -> None:
     """Refuse a δ outside [0, 1)."""
     if not 0 <= delta < 1:
         raise HomebodyError(f"δ must be at least 0 and under 1, not {delta:g}.")
-
-
-def most_rounds(event: Event, target: float, delta: float, *, limit: int = 10**6) -> int:
-    """How often the event may happen within ε = target, up to a limit.
-
-    >>> most_rounds(GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800)), 2.5, 1e-6)
-    1048
-    """
-    low, high = 0, 1
-    while high <= limit and within([(event, high)], target, delta):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within([(event, middle)], target, delta) else (low, middle)
-    return low
 
 
 def calibrate(

@@ -451,12 +451,14 @@ def _repeated_pld(term: Term, count: int, interval: float) -> Any:
 def _pld(term: Term, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as distributions
     from dp_accounting.pld.pld_pmf import DensePLDPmf
+    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
     match term:
         case GaussianTerm(sampling=Sampling(kind="fixed")) | SkellamTerm():
             return None
         case GaussianTerm() if not term.sampling.amplifies:
-            return _gaussian_pld(term.multiplier, interval)
+            loss = GaussianPrivacyLoss(term.multiplier)
+            return _all_at_once(loss, interval, GaussianPrivacyLoss.inverse_privacy_loss)
         case GaussianTerm():
             rate = term.sampling.rate
             return distributions.from_gaussian_mechanism(
@@ -479,12 +481,6 @@ def _pld(term: Term, interval: float) -> Any:
     pmf = DensePLDPmf(interval, lowest, mass, infinity, True)
     # Both directions are alike: exchanging the two bits exchanges the two worlds.
     return distributions.PrivacyLossDistribution(pmf)
-
-
-def _gaussian_pld(multiplier: float, interval: float) -> Any:
-    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
-
-    return _all_at_once(GaussianPrivacyLoss(multiplier), interval, GaussianPrivacyLoss.inverse_privacy_loss)
 
 
 def _laplace_pld(scale: float, interval: float) -> Any:
