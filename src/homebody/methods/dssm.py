@@ -31,11 +31,10 @@ from torch.nn.functional import normalize
 
 from homebody.bags import spread_rows
 from homebody.core import About, Users, param
-from homebody.errors import HomebodyError
 from homebody.methods.kernels.mf import outside
-from homebody.models.networks import read_widths
+from homebody.models.networks import tower_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, inputs, item_rows, row_count
-from homebody.models.views import item_columns, view_columns
+from homebody.models.views import tower_columns, view_columns
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -55,7 +54,7 @@ class DSSM(Reference):
     negatives: int = param(4, "negatives drawn for each positive", low=1, search=Range(1, 20, log=True))
     batch_size: int = param(20, "interactions in a step, each with its negatives", low=1)
     learning_rate: float = param(0.001, "Adam's learning rate", low=0, search=Range(1e-4, 0.01, log=True))
-    widths: str = param("64,32,16", "units of each layer of a tower")
+    widths: str = param("64,32,16", "units of each layer of a tower", check=tower_widths)
 
     needs: ClassVar[tuple[str, ...]] = ("user features", "item features")
     about: ClassVar[About] = About(
@@ -64,18 +63,9 @@ class DSSM(Reference):
         rounds=5,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(read_widths("widths", self.widths)) < 2:
-            raise HomebodyError(f"widths must name two layers or more, such as 64,32,16; not {self.widths!r}.")
-
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
-        rng, tower = Rng.of(seed, "dssm"), Tower(read_widths("widths", self.widths))
-        people, items = self._inputs(histories), item_columns(histories.catalogue, self.features)
-        if not items:
-            raise HomebodyError(
-                "Items have no features, such as a title or genres, and an item tower reads nothing else."
-            )
+        rng, tower = Rng.of(seed, "dssm"), Tower(tower_widths("widths", self.widths))
+        people, items = self._inputs(histories), tower_columns(histories.catalogue, self.features)
         start = {
             f"{whose}/{part}": value
             for whose, inside in (("user", people.shape[1]), ("item", row_count(items)))

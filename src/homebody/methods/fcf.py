@@ -25,7 +25,7 @@ Where few take part in a round, λ weighs more against their sum: the loss is th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from homebody.methods.fedials import FedIALS
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range, common_params
+
+if TYPE_CHECKING:
+    from homebody.methods.fed_mvmf import FedMVMF
 
 __all__ = ["FCF", "adam"]
 
@@ -115,21 +118,8 @@ class FCF(Method):
         return shared["item"][items] @ self.device.user_vector(shared["item"], data.items, data.valid)
 
 
-class Settings(Protocol):
-    """Adam's settings, as fields of a method."""
-
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def eps(self) -> float: ...
-
-
 def adam(
-    table: Tensor, slope: Tensor, mean: Tensor, square: Tensor, steps: Tensor, by: Settings
+    table: Tensor, slope: Tensor, mean: Tensor, square: Tensor, steps: Tensor, by: FCF | FedMVMF
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One step of Adam down this slope: the table and its moments after it. `steps` counts those of each row."""
     mean = by.beta1 * mean + (1.0 - by.beta1) * slope

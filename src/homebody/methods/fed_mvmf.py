@@ -35,7 +35,7 @@ from torch import Tensor
 from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.methods.fcf import adam, adam_decay
 from homebody.models.towers import input_width, inputs, item_rows, row_count
-from homebody.models.views import item_columns, view_columns
+from homebody.models.views import item_columns, knows, view_columns
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -119,7 +119,7 @@ class FedMVMF(Method):
             "item": Rows(torch.where(valid, items, -1), torch.outer(weight, p), len(table)),
         }
         for name in _views(shared):
-            update[name] = torch.outer(_knows(batch[name]) * (batch[name] - shared[name] @ p), p)
+            update[name] = torch.outer(knows(batch[name]) * (batch[name] - shared[name] @ p), p)
         return update, local
 
     def user_vector(self, shared: Tree, batch: Batch) -> Tensor:
@@ -130,7 +130,7 @@ class FedMVMF(Method):
         system = system + self.regularisation * torch.eye(self.factors, device=table.device)
         right = (1.0 + self.confidence) * own.sum(0)
         for name in _views(shared):
-            known = self.view_weight * _knows(batch[name])
+            known = self.view_weight * knows(batch[name])
             system = system + known * (shared[name].T @ shared[name])
             right = right + known * (shared[name].T @ batch[name])
         found, info = torch.linalg.solve_ex(system, right)
@@ -180,8 +180,3 @@ def _views(shared: Tree) -> list[str]:
 
 def _learnt(shared: Tree) -> list[str]:
     return ["item", *_views(shared)]
-
-
-def _knows(given: Tensor) -> Tensor:
-    """1 if a view has anything on this person, otherwise 0."""
-    return (given != 0).any().float()

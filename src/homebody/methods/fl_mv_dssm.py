@@ -56,9 +56,9 @@ from homebody.core import (
 )
 from homebody.errors import HomebodyError
 from homebody.models.adam import adam_start, adam_step
-from homebody.models.networks import read_widths
+from homebody.models.networks import tower_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, input_width, inputs, item_rows, row_count
-from homebody.models.views import item_columns, view_columns
+from homebody.models.views import knows, tower_columns, view_columns
 from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, Views
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -85,7 +85,7 @@ class FLMVDSSM(Method):
     weighting: str = param(
         "clients", "what has equal weight in the mean: clients, or their samples", choices=("clients", "samples")
     )
-    widths: str = param("64,32,16", "units of each layer of a tower")
+    widths: str = param("64,32,16", "units of each layer of a tower", check=tower_widths)
     features: str = param("", "items' features it reads, such as title,genres; empty: all but numbers")
 
     needs: ClassVar[tuple[str, ...]] = ("user features", "item features")
@@ -101,8 +101,6 @@ class FLMVDSSM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(read_widths("widths", self.widths)) < 2:
-            raise HomebodyError(f"widths must name two layers or more, such as 64,32,16; not {self.widths!r}.")
         if "item" in self.named or len(set(self.named)) < len(self.named):
             raise HomebodyError(f"views names each view once, and none is called item; not {self.views!r}.")
         if self.named:
@@ -121,7 +119,7 @@ class FLMVDSSM(Method):
 
     @property
     def tower(self) -> Tower:
-        return Tower(read_widths("widths", self.widths))
+        return Tower(tower_widths("widths", self.widths))
 
     def people(self, catalogue: Catalogue) -> dict[str, dict[str, Column]]:
         """The features of people in each view that trains."""
@@ -132,12 +130,7 @@ class FLMVDSSM(Method):
 
     def items(self, catalogue: Catalogue) -> dict[str, Column]:
         """The features of items that the item tower reads."""
-        columns = item_columns(catalogue, self.features)
-        if not columns:
-            raise HomebodyError(
-                "Items have no features, such as a title or genres, and an item tower reads nothing else."
-            )
-        return columns
+        return tower_columns(catalogue, self.features)
 
     def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
         return tuple(name for columns in self.people(catalogue).values() for name in columns)
@@ -234,7 +227,7 @@ class FLMVDSSM(Method):
         slopes, total = grad_and_value(loss, argnums=(0, 1, 2, 3))(
             given @ first, layers, of_items, shared["item/layers"]
         )
-        share = _knows(given) / (count if self.weighting == "clients" else float(self.batch_size or 1))
+        share = knows(given) / (count if self.weighting == "clients" else float(self.batch_size or 1))
         of_person, user_layers, of_items, item_layers = (share * one for one in slopes)
         empty = torch.zeros_like(touched)
         rows = spread_rows(empty, [bags_of(batch["place"], batch["weight"])], [of_items[:, None]])
@@ -279,7 +272,7 @@ class FLMVDSSM(Method):
             first, layers = self._own(name, shared, local)
             given = inputs(columns, data.features)
             fit = cosine(tower.encode(layers, given @ first), vectors)
-            found[name] = (self.gamma * _knows(given) * fit).softmax(0)
+            found[name] = (self.gamma * knows(given) * fit).softmax(0)
         return found
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
@@ -320,11 +313,6 @@ class FLMVDSSM(Method):
 def views_of(shared: Mapping[str, object]) -> list[str]:
     """The views whose towers there are."""
     return [name.removesuffix("/user/first") for name in shared if name.endswith("/user/first")]
-
-
-def _knows(given: Tensor) -> Tensor:
-    """1 if a view has anything on this person, otherwise 0."""
-    return (given != 0).any().float()
 
 
 def _first_of(real: Tensor) -> Tensor:

@@ -83,10 +83,6 @@ class PrivRec(Method):
     def scoring(self) -> Scoring:
         return Scoring("ratings" if self.output == "explicit" else "ranking", "adapted", numbers=64)
 
-    @property
-    def passes(self) -> int:
-        return self.epochs
-
     def network(self, blocks: int, beside: int) -> ScoreFunction:
         """The layers, for so many features of items and so many of people and circumstances."""
         hidden = read_widths("hidden", self.hidden)
