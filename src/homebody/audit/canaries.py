@@ -41,7 +41,7 @@ from homebody.audit.report_canaries import WatchedReports
 from homebody.core import Cohort, Collected, Evaluated, Method, Total, Tree, Update, Users, releases
 from homebody.errors import HomebodyError
 from homebody.fit import choose, fit
-from homebody.privacy import OBSERVERS, Channel, Event, GaussianRelease, Ledger, NonPrivate, Observer, Relation
+from homebody.privacy import OBSERVERS, Channel, GaussianRelease, Ledger, NonPrivate, Relation
 from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.stages import summable
@@ -177,7 +177,8 @@ def plant(
     estimate = bounds.clopper_pearson if count == 1 else bounds.one_run
     findings = []
     for observer in OBSERVERS:
-        charged = _charged(ledger, observer)
+        rows = [entry for entry in ledger.entries() if (entry.observer, entry.unit) == (observer, "user")]
+        charged = [event_from_json(entry.event) for entry in rows]
         hidden = any(event.sampling.amplifies for event in charged)
         # The server draws every cohort.
         finding = Finding(
@@ -201,12 +202,6 @@ def plant(
             finding = replace(finding, lower=estimate(seen[observer], truth, delta, confidence))
         findings.append(finding)
     return findings
-
-
-def _charged(ledger: Ledger, observer: Observer) -> list[Event]:
-    """What this observer is charged for, about one person."""
-    rows = [entry for entry in ledger.entries() if entry.observer == observer and entry.unit == "user"]
-    return [event_from_json(entry.event) for entry in rows]
 
 
 @dataclass(frozen=True)
@@ -339,18 +334,16 @@ class _Joined(Channel):
 
     def __init__(self, channel: Channel, messages: Sequence[Update]) -> None:
         super().__init__(*channel.stages, asks_rows=channel.asks_rows)
-        object.__setattr__(self, "_messages", messages)
-        object.__setattr__(self, "joined", {})
-        object.__setattr__(self, "others", {})
+        vars(self).update(messages=messages, joined={}, others={})
 
+    messages: Sequence[Update]
     joined: Tree
     others: Tree
 
     def server(self, total: Total, rng: Rng) -> Total:
-        more: Sequence[Update] = self._messages  # type: ignore[attr-defined]
         self.others.update({name: value.clone() for name, value in total.sum.items()})
         self.joined.update(total.sum)
-        for stacked in more:
+        for stacked in self.messages:
             if self.reads:
                 self.read(stacked, self.joined)
                 continue
