@@ -142,8 +142,6 @@ def plant(
     coins: list[Tensor] = []
     scores: dict[str, list[Tensor]] = {}
     straight: list[Tensor] = []
-    ledger = Ledger()
-    relation: Relation = "replace-one"
     for trial in range(trials):
         rng = Rng.of(seed, "canary", trial)
         watched = _watched(method, simulator, (rng.fold("coins").bits(count) & 1).bool(), rng)
@@ -155,7 +153,6 @@ def plant(
         fitted = fit(
             method, watched, rounds=rounds, cohort=cohort, seed=key, delta=delta, evaluate_every=0, on_round=tell
         )
-        ledger, relation = fitted.ledger, watched.relation
         coins.append(watched.coins)
         for observer, evidence in {**watched.evidence, "public": watched.in_model(fitted.shared)}.items():
             if evidence is not None:
@@ -165,6 +162,7 @@ def plant(
     truth = torch.cat(coins).numpy()
     seen = {name: torch.cat(parts).numpy().astype(np.float64) for name, parts in scores.items()}
     sums = torch.cat(straight).numpy().astype(np.float64) if len(straight) == trials else None
+    ledger, relation = fitted.ledger, watched.relation
     wanted = (delta, *(larger for larger in DELTAS if larger > delta))
     curves = [(ledger.epsilons(other), other) for other in wanted]
     certified = curves[0][0]

@@ -30,12 +30,12 @@ from torch.func import vmap
 from torch.nn.functional import normalize
 
 from homebody.bags import spread_rows
-from homebody.core import About, Users, param
+from homebody.core import About, param
 from homebody.methods.kernels.mf import outside
 from homebody.models.networks import tower_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, inputs, item_rows, row_count
 from homebody.models.views import tower_columns, view_columns
-from homebody.reference import Histories, Reference, Score
+from homebody.reference import Histories, Reference, Score, products
 from homebody.rng import Rng
 from homebody.settings import Range
 
@@ -79,7 +79,7 @@ class DSSM(Reference):
             now = {name: value.detach().clone() for name, value in learnt.items()}
             of_people = tower.encode(now["user/layers"], people @ now["user/first"])
             of_items = tower.encode(now["item/layers"], first_layer(now["item/first"], *described))
-            yield _Cosines(normalize(of_people) * (people != 0).any(1, keepdim=True), normalize(of_items))
+            yield products(normalize(of_people) * (people != 0).any(1, keepdim=True), normalize(of_items))
 
     def _inputs(self, histories: Histories) -> Tensor:
         """What the user tower reads of each person, (people, inputs)."""
@@ -99,7 +99,6 @@ class DSSM(Reference):
         described: tuple[Tensor, Tensor],
         rng: Rng,
     ) -> None:
-        """One pass of mini-batches."""
         owner = np.repeat(np.arange(len(histories.indptr) - 1), np.diff(histories.indptr))
         known = histories.learn & (people != 0).any(1).numpy()
         taught = torch.from_numpy(np.flatnonzero(known[owner]))
@@ -125,12 +124,3 @@ class DSSM(Reference):
         """The mean of −log P(D⁺|Q) over a batch, among the items that were drawn."""
         fit = torch.where(real, self.gamma * cosine(person[:, None], items), -torch.inf)
         return (fit.logsumexp(1) - fit[:, 0]).mean()
-
-
-@dataclass(frozen=True)
-class _Cosines:
-    people: Tensor
-    items: Tensor
-
-    def __call__(self, users: Users, items: Tensor) -> Tensor:
-        return self.people[torch.from_numpy(users)] @ self.items[items].T

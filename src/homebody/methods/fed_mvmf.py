@@ -95,7 +95,7 @@ class FedMVMF(Method):
     def init_server(self, shared: Tree) -> Tree:
         # Steps are counted for each row: an item that comes later has moments that are younger.
         state: Tree = {}
-        for name in _learnt(shared):
+        for name in ("item", *_views(shared)):
             zero = torch.zeros_like(shared[name])
             state |= {f"{name}/mean": zero, f"{name}/square": zero, f"{name}/steps": zero[:, 0]}
         return state
@@ -176,7 +176,3 @@ class FedMVMF(Method):
 
 def _views(shared: Tree) -> list[str]:
     return [name for name in shared if name.startswith(VIEW)]
-
-
-def _learnt(shared: Tree) -> list[str]:
-    return ["item", *_views(shared)]

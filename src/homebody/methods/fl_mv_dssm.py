@@ -195,11 +195,10 @@ class FLMVDSSM(Method):
         """What `view` would give for no samples: for a view that does not answer."""
         item = shared["item/first"]
         nothing = Rows(torch.full((1,), -1, device=item.device), torch.zeros_like(item[:1]), len(item))
-        towers = {f"{name}/user/{part}": shared[f"{name}/user/{part}"] for part in PARTS}
         return {
             "item/first": nothing,
             "item/layers": torch.zeros_like(shared["item/layers"]),
-            **{f"user/{part}": torch.zeros_like(towers[f"{name}/user/{part}"]) for part in PARTS},
+            **{f"user/{part}": torch.zeros_like(shared[f"{name}/user/{part}"]) for part in PARTS},
         }
 
     def stepped(self, name: str, local: Tree, gradient: Update) -> Tree:
@@ -216,12 +215,13 @@ class FLMVDSSM(Method):
         touched = torch.where(index[:, None] >= 0, shared["item/first"][index.clamp(min=0)], 0.0)
         of_items = first_layer(touched, batch["place"], batch["weight"])
         count = real[:, 0].sum().clamp(min=1)
+        positive = torch.arange(real.shape[1], device=real.device) == 0  # so that no row of the softmax is empty
         tower = self.tower
 
         def loss(of_person: Tensor, user_layers: Tensor, of_items: Tensor, item_layers: Tensor) -> Tensor:
             person, items = tower.encode(user_layers, of_person), tower.encode(item_layers, of_items)
             fit = self.gamma * cosine(person, items).reshape(real.shape)
-            fit = torch.where(real | _first_of(real), fit, -torch.inf)  # Eq. 5, among those that were drawn
+            fit = torch.where(real | positive, fit, -torch.inf)  # Eq. 5, among those that were drawn
             return torch.where(real[:, 0], fit.logsumexp(1) - fit[:, 0], 0.0).sum()
 
         slopes, total = grad_and_value(loss, argnums=(0, 1, 2, 3))(
@@ -240,7 +240,6 @@ class FLMVDSSM(Method):
         return gradient, total / count
 
     def _own(self, name: str, shared: Tree, local: Tree) -> tuple[Tensor, Tensor]:
-        """A view's own tower."""
         where = shared if self.aggregate_users else local
         return where[f"{name}/user/first"], where[f"{name}/user/layers"]
 
@@ -277,15 +276,12 @@ class FLMVDSSM(Method):
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What the channel derives. If user towers stay home, the noise on the item tower covers all that is sent."""
-        noise = self.uplink.facts.view_noise
+        noise, told = self.uplink.facts.view_noise, list(super().charges(cohort))
         if noise is not None and not self.aggregate_users:
             told = noise.whole(cohort)
         elif noise is not None:
             towers = NonPrivate("gradients of the user towers carry no noise")
-            known = super().charges(cohort)
-            told = [replace(one, event=towers) if one.observer in OBSERVERS else one for one in known]
-        else:
-            told = list(super().charges(cohort))
+            told = [replace(one, event=towers) if one.observer in OBSERVERS else one for one in told]
         if len(self.named) == 1:
             return [one for one in told if one.observer != "views"]  # there is no other view
         if any(one.observer == "views" for one in told):
@@ -313,11 +309,6 @@ class FLMVDSSM(Method):
 def views_of(shared: Mapping[str, object]) -> list[str]:
     """The views whose towers there are."""
     return [name.removesuffix("/user/first") for name in shared if name.endswith("/user/first")]
-
-
-def _first_of(real: Tensor) -> Tensor:
-    """Marks each sample's positive, so that no row of the softmax is empty."""
-    return torch.arange(real.shape[1], device=real.device) == 0
 
 
 def _joined(mean: Tree, views: list[str]) -> Tree:

@@ -160,7 +160,6 @@ class Everyone:
         )
 
     def one(self, items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
-        """One person's data."""
         features = dict(zip(self.features, others, strict=False))
         contexts = dict(zip(self.contexts, others[len(features) :], strict=True))
         return Data(items, valid, excluded, self.catalogue, features, contexts)

@@ -12,6 +12,7 @@ from homebody.privacy.accountant import epsilon
 from homebody.privacy.channel import Channel
 from homebody.privacy.events import Charge, Event, GaussianRelease, LaplaceRelease, Observer, Relation, Sampling, Unit
 from homebody.privacy.ledger import DELTA, Ledger
+from homebody.settings import parse
 
 __all__ = ["Budget", "calibrate", "calibrate_events", "calibrated", "check_delta"]
 
@@ -60,10 +61,7 @@ class Budget:
         values: dict[str, Any] = {name: given[name] for name in ("unit", "observer") if name in given}
         for key, name in (("eps", "epsilon"), ("delta", "delta")):
             if key in given:
-                try:
-                    values[name] = float(given[key])
-                except ValueError:
-                    raise HomebodyError(f"A budget's {key} must be a number, not '{given[key]}'.") from None
+                values[name] = parse(f"A budget's {key}", given[key], float)
         return cls(**values)
 
     def __str__(self) -> str:

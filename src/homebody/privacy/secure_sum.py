@@ -27,7 +27,7 @@ from homebody.privacy.events import OBSERVERS, Charge, Relation, Sampling, Skell
 from homebody.privacy.mechanisms import EVERYONE
 from homebody.privacy.ring import COARSEST, entries_of, fitting, longest, rounded
 from homebody.privacy.skellam import UNIT, skellam
-from homebody.privacy.stages import Facts, NoiseStage, Stage, check_known, check_number, dense, real, sampling
+from homebody.privacy.stages import Facts, NoiseStage, Stage, check_known, check_number, dense, placed, real, sampling
 from homebody.rng import Rng
 
 __all__ = ["SecureSum", "Skellam"]
@@ -114,12 +114,12 @@ class Skellam(NoiseStage):
     @property
     def scale(self) -> float:
         """The standard deviation of the noise that is counted on in a sum, before anything is rounded."""
-        return self.z * self._placed
+        return self.z * placed(self.sensitivity, "Skellam noise")
 
     @property
     def norm(self) -> float:
         """The norm that an update is clipped to."""
-        return self._placed / self._times
+        return placed(self.sensitivity, "Skellam noise") / self._times
 
     def place(self, facts: Facts) -> tuple[Self, Facts]:
         bound = facts.bound(2, "Skellam noise")
@@ -193,12 +193,6 @@ class Skellam(NoiseStage):
         """How many times the length of an update one person moves a sum."""
         return 1 if self.relation == "add-remove" else 2
 
-    @property
-    def _placed(self) -> float:
-        if self.sensitivity is None:
-            raise HomebodyError("Skellam noise takes its measure from the clip of its channel: put it into a Channel.")
-        return self.sensitivity
-
 
 @dataclass(frozen=True)
 class SecureSum(Stage):
@@ -271,8 +265,8 @@ class SecureSum(Stage):
             )
         if facts.hidden and self.range is not None:
             raise HomebodyError(f"A range bounds updates, and here is {facts.hidden}: leave range out of secure-sum.")
-        placed = replace(self, noise=facts.skellam)
-        return placed, replace(facts, sum=placed)
+        known = replace(self, noise=facts.skellam)
+        return known, replace(facts, sum=known)
 
     def deviation(self, entries: int, clients: int) -> float:
         return 0.0

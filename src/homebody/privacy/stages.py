@@ -355,7 +355,7 @@ class Gaussian(NoiseStage):
     @property
     def scale(self) -> float:
         """The noise's standard deviation."""
-        return self.z * _placed(self.sensitivity, "Gaussian noise")
+        return self.z * placed(self.sensitivity, "Gaussian noise")
 
     def place(self, facts: Facts) -> tuple[Self, Facts]:
         bound = facts.bound(2, "Gaussian noise")
@@ -371,7 +371,7 @@ class Gaussian(NoiseStage):
         return self.scale
 
     def server(self, total: Total, rng: Rng) -> Total:
-        _placed(self.sensitivity, "Gaussian noise")
+        placed(self.sensitivity, "Gaussian noise")
         if self.grid is None:
             return total
         if self.added:
@@ -469,13 +469,13 @@ class Laplace(NoiseStage):
         if not self.b:
             return _everyone(NonPrivate("Laplace noise with b = 0 is no noise"))
         relation, share = _counted(self.relation, cohort) if self.on_sum else (self.relation, 1.0)
-        event = LaplaceRelease(share * self.b / _placed(self.sensitivity, "Laplace noise"), relation, sampling(cohort))
+        event = LaplaceRelease(share * self.b / placed(self.sensitivity, "Laplace noise"), relation, sampling(cohort))
         return _noise_on_sum(event) if self.on_sum else noise_on_device(event)
 
     def _noised(self, tree: Tree, rng: Rng, devices: int = 1) -> Tree:
         if self.unbounded:
             return _blurred(tree, self.b, rng, devices)
-        _placed(self.sensitivity, "Laplace noise")
+        placed(self.sensitivity, "Laplace noise")
         if self.grid is None:
             return {name: real(dense(value)) for name, value in tree.items()}
         if devices == 1:
@@ -516,12 +516,12 @@ class VectorLaplace(NoiseStage):
     def scale(self, entries: int) -> float:
         """The scale of the noise in each of so many entries."""
         root = math.sqrt(entries) if self.guarantee == "certified" else 1.0
-        return 2 * _placed(self.norm, "Laplace noise") * root / self.epsilon
+        return 2 * placed(self.norm, "Laplace noise") * root / self.epsilon
 
     def _laplace(self, tree: Tree) -> Laplace:
         """Plain Laplace noise for an update of this size."""
         entries = sum(dense(value).numel() for value in tree.values())
-        norm = _placed(self.norm, "Laplace noise")
+        norm = placed(self.norm, "Laplace noise")
         bound, scale = norm * math.sqrt(entries), self.scale(entries)
         return Laplace(scale, sensitivity=2 * bound, grid=Grid.fitted(scale, bound, coarsest=COARSEST))
 
@@ -585,7 +585,7 @@ def _sensitivity(norm: float, relation: Relation) -> float:
     return norm if relation == "add-remove" else 2 * norm
 
 
-def _placed(sensitivity: float | None, noise: str) -> float:
+def placed(sensitivity: float | None, noise: str) -> float:
     if sensitivity is None:
         raise HomebodyError(f"{noise} takes its measure from the clip of its channel: put it into a Channel.")
     return sensitivity

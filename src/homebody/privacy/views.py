@@ -20,24 +20,11 @@ from torch import Tensor
 from homebody import ops
 from homebody.core import Cohort, Rows, Tree, Update
 from homebody.errors import HomebodyError
+from homebody.privacy import stages
 from homebody.privacy.events import Charge, GaussianRelease, NonPrivate, Relation
 from homebody.privacy.grid import Grid, gaussian
 from homebody.privacy.ring import entries_of
-from homebody.privacy.stages import (
-    Facts,
-    NoiseStage,
-    Stage,
-    check_known,
-    check_number,
-    clip_factor,
-    dense,
-    noise_on_device,
-    noised,
-    on_grid,
-    real,
-    sampling,
-    values_of,
-)
+from homebody.privacy.stages import Facts, NoiseStage, Stage, check_number, clip_factor, dense, sampling
 from homebody.rng import Rng
 
 __all__ = ["ToView", "ViewNoise", "Views", "split_views"]
@@ -96,7 +83,7 @@ class Views(Stage):
         factors = []
         for place, raw in enumerate(views.values()):
             tables = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in raw.items()}
-            power = torch.stack([ops.power(values_of(value), 2) for value in tables.values()]).sum(0)
+            power = torch.stack([ops.power(stages.values_of(value), 2) for value in tables.values()]).sum(0)
             factors.append(clip_factor(power, 2, self.clip * (1 - SLACK)) * (drawn[place] / among))
             for name, value in tables.items():
                 parts.setdefault(name, []).append(value)
@@ -136,7 +123,7 @@ class ViewNoise(NoiseStage):
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of view noise,", self.z, zero=True)
-        check_known("relation", self.relation, get_args(Relation))
+        stages.check_known("relation", self.relation, get_args(Relation))
 
     @property
     def scale(self) -> float:
@@ -173,7 +160,7 @@ class ViewNoise(NoiseStage):
         return known, replace(facts, hidden="view noise", noise="gaussian", noise_on_sum=False, view_noise=known)
 
     def before_noise(self, update: Update, rng: Rng) -> Update:
-        return {**update, **on_grid(_covered(update), self._grid)} if self.z else update
+        return {**update, **stages.on_grid(_covered(update), self._grid)} if self.z else update
 
     def device(self, update: Update, rng: Rng) -> Update:
         if not self.z:
@@ -188,7 +175,7 @@ class ViewNoise(NoiseStage):
         variance, and it serves simulations alone.
         """
         if not self.z:
-            return {name: real(dense(value)) for name, value in sums.items()}
+            return {name: stages.real(dense(value)) for name, value in sums.items()}
 
         def draw(stream: Rng, depth: int, *shape: int) -> Tensor:
             if devices == 1:
@@ -216,7 +203,7 @@ class ViewNoise(NoiseStage):
         if not self.z:
             return views
         event = GaussianRelease(self.z / (2 * self._among), "replace-one", sampling(cohort))
-        return [*noise_on_device(event), *views]
+        return [*stages.noise_on_device(event), *views]
 
     @property
     def _grid(self) -> Grid:
@@ -226,8 +213,8 @@ class ViewNoise(NoiseStage):
         return self.grid
 
     def _noised(self, tree: Tree, rng: Rng, draw: Callable[..., Tensor]) -> Tree:
-        noisy = noised(_covered(tree), self._grid, rng, draw)
-        return {name: noisy[name] if name in noisy else real(dense(value)) for name, value in tree.items()}
+        noisy = stages.noised(_covered(tree), self._grid, rng, draw)
+        return {name: noisy[name] if name in noisy else stages.real(dense(value)) for name, value in tree.items()}
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,6 @@ class Clients:
         return self.stream(rng.key.to(self.device))
 
     def _streams(self, rng: Rng, users: Users) -> Rng:
-        """One stream per client."""
         return rng.fold(self._tensor(self.split.numbered(users)))
 
     def _work(

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from homebody.methods.nn_self import NNSelf
     from homebody.methods.privrec import PrivRec
 
-__all__ = ["DP_PRIVREC", "NN_SELF", "PRIVREC", "scores", "train"]
+__all__ = ["DP_PRIVREC", "NN_SELF", "PRIVREC", "scores"]
 
 NUMBERS_AT_ONCE = 1 << 28
 """Held by all the inner steps of NN-SELF's clients that work together."""
@@ -52,19 +52,15 @@ AT_ONCE = 256
 """Items that are scored together: what the layers make of them fits into a cache."""
 
 
-def train(
-    network: ScoreFunction,
-    shared: Tree,
-    batches: Batch,
-    valid: Tensor,
-    rates: tuple[float, float],
-    batch_size: int,
-    epochs: int,
+def _stepped(
+    method: PrivRec, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int
 ) -> tuple[Tree, Tensor]:
     """Each client's parameters after so many passes of SGD, and the mean loss of the last pass.
 
     It starts from the shared parameters, or from each client's own where a row for each of them is given.
     """
+    blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
+    network = method.network(blocks[2], blocks[0] + blocks[1])
     clients, length = valid.shape
     personal = shared["layers"].ndim == 2
     mine = {
@@ -85,7 +81,7 @@ def train(
     given = (batches["item"], valid, rating, batches["order"], batches["negative"], count)
     history = arrays(*(part.contiguous() for part in given))
     described = (_packed(*person), _packed(*around), _packed(*of_items), (len(person.block), len(around.block)))
-    steps = ((single(rates[0]), single(rates[1])), batch_size or max(1, length), epochs)
+    steps = ((single(rate), single(method.item_rate)), method.batch_size or max(1, length), epochs)
     shape = (np.array(network.widths), network.activation == "sigmoid", explicit)
     _train(_dealt(count.numpy()), *shape, *arrays(*mine.values()), tuple(history), *described, *steps, loss.numpy())
     return mine, loss
@@ -99,14 +95,6 @@ def _privrec(method: PrivRec, shared: Tree, locals_: Tree, batches: Batch) -> tu
 def _privrec_adapt(method: PrivRec, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
     latest = method.at_hand(batches["valid"])
     return _stepped(method, shared, batches, latest, method.adapt_step, method.adapt_passes)[0]
-
-
-def _stepped(
-    method: PrivRec, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int
-) -> tuple[Tree, Tensor]:
-    blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
-    network = method.network(blocks[2], blocks[0] + blocks[1])
-    return train(network, shared, batches, valid, (rate, method.item_rate), method.batch_size, epochs)
 
 
 def _dp_privrec(method: DPPrivRec, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
