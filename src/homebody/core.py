@@ -44,6 +44,7 @@ __all__ = [
     "Runtime",
     "Scoring",
     "Shown",
+    "Stateless",
     "Total",
     "Tree",
     "Update",
@@ -520,6 +521,13 @@ class Method(Recommender):
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel derives, unless the method states it."""
         return self.uplink.charges(cohort) if self.about.sends else ()
+
+
+class Stateless(Method):
+    """A method whose clients begin with nothing of their own."""
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {}
 
 
 def releases(method: Method, cohort: Cohort) -> Sequence[Charge]:

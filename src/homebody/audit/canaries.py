@@ -144,7 +144,13 @@ def plant(
     straight: list[Tensor] = []
     for trial in range(trials):
         rng = Rng.of(seed, "canary", trial)
-        watched = _watched(method, simulator, (rng.fold("coins").bits(count) & 1).bool(), rng)
+        tossed, stage = (rng.fold("coins").bits(count) & 1).bool(), report_stage(method.uplink)
+        # Canaries that send reports on impressions are people, not directions of an update.
+        watched = (
+            _Watched(simulator, tossed, rng)
+            if stage is None
+            else WatchedReports(simulator, method.uplink, stage, tossed, rng)
+        )
 
         def tell(line: Round, trial: int = trial) -> None:
             on_round(trial * sum(ends) + line.step, trials * sum(ends))
@@ -455,14 +461,6 @@ class _Watched(Simulator):
             for name, value in vmap(_whole)(sent).items():
                 total[name] = total[name] + value.sum(0) if name in total else value.sum(0)
         return stacks if channel.reads else [total], torch.cat(notes) if notes else torch.zeros(0)
-
-
-def _watched(method: Method, simulator: Simulator, coins: Tensor, rng: Rng) -> _Watched | WatchedReports:
-    """The simulator with canaries: those of reports on impressions are people, not directions of an update."""
-    stage = report_stage(method.uplink)
-    if stage is None:
-        return _Watched(simulator, coins, rng)
-    return WatchedReports(simulator, method.uplink, stage, coins, rng)
 
 
 def _whole(update: Update) -> Update:

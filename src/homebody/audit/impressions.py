@@ -127,12 +127,13 @@ def tell_apart(
     game = _Game.of(method, stage, simulator, shared, users, rng)
     coins: list[Tensor] = []
     scores: dict[str, list[Tensor]] = {}
-    for done, (some, stream) in enumerate(game.parts(trials, rng), start=1):
+    parts = list(game.parts(trials, rng))
+    for done, (some, stream) in enumerate(parts, start=1):
         side = (stream.fold("coins").bits(some) & 1).bool()
         coins.append(side)
         for name, score in game.played(side, stream).items():
             scores.setdefault(name, []).append(score)
-        step(done, game.count(trials))
+        step(done, len(parts))
     tossed = torch.cat(coins).numpy()
     found = {name: torch.cat(parts).double().numpy() for name, parts in scores.items()}
     sure = 1 - (1 - confidence) / len(found)
@@ -205,9 +206,6 @@ class _Game:
         """Trials that are played at once."""
         ways = max(CANDIDATES, 2 * WAYS if self.stage.padding else 0)
         return max(1, NUMBERS_AT_ONCE // (ways * self.histories.shape[1] * self.news.shape[1]))
-
-    def count(self, trials: int) -> int:
-        return -(-trials // self.size)
 
     def parts(self, trials: int, rng: Rng) -> Iterator[tuple[int, Rng]]:
         """How many trials are played at once, and their stream."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from homebody import ops
-from homebody.core import CALL, About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import CALL, About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
 from homebody.models.networks import GRU, FeedForward
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -40,7 +40,7 @@ VIEWS = ("sequence", "item", "segment")
 
 
 @dataclass(frozen=True)
-class Contrastive(Method):
+class Contrastive(Stateless):
     """Item vectors that distinguish a masked item, or a masked segment, from others by its context."""
 
     uplink: Channel = Channel()
@@ -110,9 +110,6 @@ class Contrastive(Method):
     def calls(self) -> int:
         """Calls on tensors in one step."""
         return 100 * (self.window + self.segment) + 400
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         views = self.views(data, rng, self.steps)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.privacy import Channel
@@ -50,7 +50,7 @@ def adam_decay(name: str, value: float) -> None:
 
 
 @dataclass(frozen=True)
-class FCF(Method):
+class FCF(Stateless):
     """Each client solves its own vector and sends its gradient of the item factors; the server steps with Adam."""
 
     uplink: Channel = Channel()
@@ -90,9 +90,6 @@ class FCF(Method):
         held = 3 * n_items * F + longest * (8 * F + 32) + 24 * F * F
         operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 40 * longest * F
         return Work.of(held, operations, calls=300, sent=F * F + max(longest, n_items) * (F + 1))
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         return {"items": data.items, "valid": data.valid}

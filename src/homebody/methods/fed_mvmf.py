@@ -32,7 +32,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
 from homebody.methods.fcf import adam, adam_decay
 from homebody.models.towers import input_width, inputs, item_rows, row_count
 from homebody.models.views import item_columns, knows, view_columns
@@ -46,7 +46,7 @@ VIEW = "view/"
 
 
 @dataclass(frozen=True)
-class FedMVMF(Method):
+class FedMVMF(Stateless):
     """Each client solves its vector from its items and its views; the server steps with Adam on all gradients' sum."""
 
     uplink: Channel = Channel()
@@ -99,9 +99,6 @@ class FedMVMF(Method):
             zero = torch.zeros_like(shared[name])
             state |= {f"{name}/mean": zero, f"{name}/square": zero, f"{name}/steps": zero[:, 0]}
         return state
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         views = {

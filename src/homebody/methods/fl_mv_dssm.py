@@ -136,14 +136,16 @@ class FLMVDSSM(Method):
         return tuple(name for columns in self.people(catalogue).values() for name in columns)
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
-        shared = {f"item/{part}": one for part, one in self._start(row_count(self.items(catalogue)), rng, "item")}
-        for name, columns in self.people(catalogue).items():
-            width = input_width(list(columns.values()))
-            shared |= {f"{name}/user/{part}": one for part, one in self._start(width, rng, f"{name}/user")}
-        return shared
+        return {
+            f"{name}/{part}": one
+            for name, width in self._inputs(catalogue).items()
+            for part, one in self.tower.start(width, rng.fold(name)).items()
+        }
 
-    def _start(self, width: int, rng: Rng, name: str) -> list[tuple[str, Tensor]]:
-        return list(self.tower.start(width, rng.fold(name)).items())
+    def _inputs(self, catalogue: Catalogue) -> dict[str, int]:
+        """How many inputs each tower has."""
+        items, views = row_count(self.items(catalogue)), self.people(catalogue)
+        return {"item": items, **{f"{name}/user": input_width(list(own.values())) for name, own in views.items()}}
 
     def init_server(self, shared: Tree) -> Tree:
         return adam_start({name: shared[name] for name in self._sent(shared)})
@@ -290,8 +292,7 @@ class FLMVDSSM(Method):
 
     def shared_numbers(self, catalogue: Catalogue) -> int:
         """How many shared parameters there are."""
-        widths = [input_width(list(columns.values())) for columns in self.people(catalogue).values()]
-        return sum(map(self.tower.numbers, (row_count(self.items(catalogue)), *widths)))
+        return sum(map(self.tower.numbers, self._inputs(catalogue).values()))
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         tower, numbers, views = self.tower, self.shared_numbers(catalogue), len(self.people(catalogue))

@@ -30,7 +30,7 @@ from torch.nn.functional import softplus
 
 from homebody import ops
 from homebody.bags import Bags, spread_rows, sum_rows
-from homebody.core import About, Batch, Catalogue, Data, Method, Scoring, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Scoring, Stateless, Total, Tree, Update, Work, param
 from homebody.methods.kernels import privrec as kernels
 from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.models.networks import ScoreFunction, read_widths
@@ -42,7 +42,7 @@ __all__ = ["PrivRec"]
 
 
 @dataclass(frozen=True)
-class PrivRec(Method):
+class PrivRec(Stateless):
     """A network on features of people and items, and a start from which each device adapts it quickly."""
 
     uplink: Channel = Channel()
@@ -126,9 +126,6 @@ class PrivRec(Method):
         operations += drawn * longest * 100 * (1 + self.negatives) + 10 * numbers
         calls = 200 * epochs + steps * len(network.widths) // 10 + 800
         return Work.of(held, operations, calls, sent=numbers)
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         epochs, length = max(self.epochs, self.adapt_epochs), len(data.items)

@@ -391,7 +391,8 @@ before it.
         That is a stage with `charges` or `place` of its own, or inherited: it may change the halves that they are
         about. A channel of one's own counts too. None: there is none.
         """
-        stating = (kind for kind in map(type, self.stages) if _states_charges(kind) or kind.place is not Stage.place)
+        kinds = [type(stage) for stage in self.stages]
+        stating = (kind for kind in kinds if _states_charges(kind) or kind.place is not Stage.place)
         return next((kind.__name__ for kind in (type(self), *stating) if not ships(kind)), None)
 
     def claims(self, charges: Sequence[Charge], by: str) -> Sequence[Charge]:

@@ -131,9 +131,8 @@ def terms(events: Iterable[tuple[Event, int]], relation: Relation, notes: set[st
     for event, count in events:
         if isinstance(event, NonPrivate):
             raise TypeError("what is not private has no terms")
-        doubled = event.relation != relation
         term, times = _term(event, notes)
-        if doubled:
+        if event.relation != relation:
             notes.add(
                 "Events under add-remove count twice, as one removal and one addition, to compose with replace-one."
             )

@@ -30,35 +30,23 @@ from homebody.parallel import inner, parallel
 if TYPE_CHECKING:
     from homebody.methods.fedmf import FedMF
     from homebody.methods.fedrecon import FedRecon
+    from homebody.methods.item_table import ItemTable
 
 __all__ = ["FEDMF", "FEDRECON", "errors", "fetch", "room", "train"]
 
 
-def train(
-    table: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    batches: Batch,
-    rates: tuple[float, float],
-    batch_size: int,
-    epochs: int,
-    dual: bool,
-) -> tuple[Rows, Tensor]:
-    """One round for a cohort: `weight` and `bias` change in place; gives the rows' change, and the loss.
-
-    With `dual` the rows step after the score function, and against it as it then is; otherwise both at once.
-    """
+def train(method: ItemTable, shared: Tree, weight: Tensor, bias: Tensor | None, batches: Batch) -> tuple[Rows, Tensor]:
+    """One round for a cohort: `weight` and `bias` change in place; gives the rows' change, and the loss."""
+    table, rates = shared["item"], torch.tensor([method.learning_rate, method.row_rate(shared)], dtype=torch.float32)
     samples, change, loss = room(table, batches)
-    model = (weight, torch.zeros(len(weight)) if bias is None else bias)
-    given = arrays(table, *model, *samples, torch.tensor(rates, dtype=torch.float32))
-    _train(*given, batch_size, epochs, dual, bias is not None, *arrays(change, loss))
+    given = arrays(table, weight, torch.zeros(len(weight)) if bias is None else bias, *samples, rates)
+    _train(*given, method.batch_size, method.epochs, method.dual, bias is not None, *arrays(change, loss))
     return Rows(samples[0], change, len(table)), loss
 
 
 def _fedmf(method: FedMF, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
     user = locals_["user"].clone()
-    rates = (method.learning_rate, method.row_rate(shared))
-    change, loss = train(shared["item"], user, None, batches, rates, method.batch_size, method.epochs, method.dual)
+    change, loss = train(method, shared, user, None, batches)
     return {"item": change}, {"user": user, "loss": loss, **method.tuned(change)}
 
 

@@ -133,26 +133,16 @@ def scores(
     network: ScoreFunction, mine: Tree, person: Described, around: Described, of_items: Described, items: Tensor
 ) -> Tensor:
     """One client's scores of these items; under vmap those of a whole cohort in one pass."""
-    blocks = [part.block for part in (person, around, of_items)]
-    parts = (person.row, person.weight, around.row, around.weight, of_items.row, of_items.weight)
-    return _scores(mine["item"], mine["feature"], mine["layers"], *parts, items, blocks, network)
+    parts = (person, around, of_items)
+    described = (given for part in parts for given in (part.row, part.weight))
+    return _scores(
+        network, [part.block for part in parts], mine["item"], mine["feature"], mine["layers"], items, *described
+    )
 
 
 @for_cohort
-def _scores(
-    item: Tensor,
-    feature: Tensor,
-    layers: Tensor,
-    person_row: Tensor,
-    person_weight: Tensor,
-    around_row: Tensor,
-    around_weight: Tensor,
-    thing_row: Tensor,
-    thing_weight: Tensor,
-    items: Tensor,
-    blocks: list[Tensor],
-    network: ScoreFunction,
-) -> Tensor:
+def _scores(network: ScoreFunction, blocks: list[Tensor], *given: Tensor) -> Tensor:
+    item, feature, layers, items, person_row, person_weight, around_row, around_weight, thing_row, thing_weight = given
     out = torch.empty(items.shape)
     shape = (np.array(network.widths), network.activation == "sigmoid")
     # What vmap expanded over the clients is passed as one copy.
