@@ -94,8 +94,7 @@ def _negatives_of(key, excluded, n_items, out):
     listed = np.searchsorted(excluded, n_items)
     free = n_items - listed
     if free <= 0:
-        for position in range(len(out)):
-            out[position] = -1
+        out[:] = -1
     elif len(out) * SEARCH > n_items:
         # Many are drawn from a small catalogue: writing down what is outside the list is cheaper than searching it.
         outside = np.empty(free, dtype=np.int32)
@@ -215,10 +214,9 @@ def label(lower, upper, draw_keys, order_keys, items, valid, excluded, n_items, 
             out[row, place] = entry >> 1
             labels[row, place] = entry & 1
             real[row, place] = True
-        for place in range(n, length * step):
-            out[row, place] = 0
-            labels[row, place] = 0
-            real[row, place] = False
+        out[row, n:] = 0
+        labels[row, n:] = 0
+        real[row, n:] = False
 
 
 @inner(forceinline=True)
@@ -252,8 +250,7 @@ def touch(lower, upper, items, valid, n_items, index, slot):
                 index[row, n] = (word << 6) + _ones(lowest - bit)
                 n += 1
                 left ^= lowest
-        for i in range(n, index.shape[1]):
-            index[row, i] = -1
+        index[row, n:] = -1
         for position in range(width):
             if valid[row, position]:
                 item = items[row, position]

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,10 +191,8 @@ class _Game:
             raise HomebodyError("The game takes two people with a history and two shown news each: there are fewer.")
         inputs = news_inputs(method.news, catalogue, shared["pad"].device)
         vectors = encode_many(method.news, shared, inputs)[0].cpu()
-        tables = (
-            pad_sequence([getattr(one, name) for one in people], batch_first=True, padding_value=n_items)
-            for name in ("history", "shown")
-        )
+        padded = partial(pad_sequence, batch_first=True, padding_value=n_items)
+        tables = (padded([getattr(one, name) for one in people]) for name in ("history", "shown"))
         return cls(method, stage, {name: value.cpu() for name, value in shared.items()}, vectors, *tables)
 
     @property
@@ -277,9 +276,7 @@ class _Game:
 
     def _interest_ratio(self, report: Update, first: Tensor, other: Tensor, rng: Rng) -> Tensor:
         """log P[told | first] − log P[told | other]."""
-        told = report[self.stage.told]
-        assert isinstance(told, Tensor)
-        sides = []
+        told, sides = report[self.stage.told], []
         for name, history in (("first", first), ("other", other)):
             ways = history[:, None].expand(-1, WAYS if self.stage.padding else 1, -1)
             interest = self._interest(ways, self._hidden(rng.fold(name), *ways.shape))
@@ -287,12 +284,8 @@ class _Game:
         return sides[0] - sides[1]
 
     def _click_ratio(self, report: Update, shown: Tensor, first: Tensor, other: Tensor) -> Tensor:
-        news = report["news"]
-        assert isinstance(news, Tensor)
-        sides = [
-            click_likelihood(self.stage.epsilon, news[:, 0], shown, shown < self.nobody, place)
-            for place in (first, other)
-        ]
+        told, real = report["news"][:, 0], shown < self.nobody
+        sides = [click_likelihood(self.stage.epsilon, told, shown, real, place) for place in (first, other)]
         return sides[0] - sides[1]
 
 

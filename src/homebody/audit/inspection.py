@@ -292,10 +292,9 @@ def _read_off(method: Method, simulator: Simulator, shared: Tree, user: int, rng
             f"Each of its {entries:,} numbers has Laplace noise of scale {noise.scale(entries):.3g}; before that, the "
             f"whole gradient is clipped to an ℓ2 norm of {noise.norm:g}."
         )
-    readable = isinstance(method, FedRec) and any(table in shared for table in TABLES)
-    if not readable or method.uplink.facts.hides_senders:
+    readable = any(table in shared for table in TABLES) and not method.uplink.facts.hides_senders
+    if not isinstance(method, FedRec) or not readable:
         return
-    assert isinstance(method, FedRec)
     if words := named(method, simulator, shared, user, rng, sent):
         kind = "news" if "news/item" in shared else "words"
         more = f" and {len(words) - NAMED:,} more" if len(words) > NAMED else ""

@@ -101,15 +101,11 @@ class Contrastive(Stateless):
     def sequence_work(self, steps: int) -> Work:
         """The work of drawing the views of so many steps and of taking the steps, without the items' rows."""
         F, listed, encoders = self.factors, self.listed, self.encoder_numbers
+        calls = 100 * (self.window + self.segment) + 400  # on tensors, in one step
         return Work(
             memory=4 * (24 * steps * listed + listed * (80 * F + 40) + 24 * encoders),
-            operations=steps * (listed * 100 * F * (F + 4) + 10 * encoders + self.calls * CALL),
+            operations=steps * (listed * 100 * F * (F + 4) + 10 * encoders + calls * CALL),
         )
-
-    @property
-    def calls(self) -> int:
-        """Calls on tensors in one step."""
-        return 100 * (self.window + self.segment) + 400
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         views = self.views(data, rng, self.steps)

@@ -41,8 +41,6 @@ from homebody.settings import Range
 
 __all__ = ["DSSM"]
 
-NAMES = ("user/first", "user/layers", "item/first", "item/layers")
-
 
 @dataclass(frozen=True)
 class DSSM(Reference):
@@ -66,12 +64,11 @@ class DSSM(Reference):
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         rng, tower = Rng.of(seed, "dssm"), Tower(tower_widths("widths", self.widths))
         people, items = self._inputs(histories), tower_columns(histories.catalogue, self.features)
-        start = {
-            f"{whose}/{part}": value
+        learnt = {
+            f"{whose}/{part}": value.requires_grad_()
             for whose, inside in (("user", people.shape[1]), ("item", row_count(items)))
             for part, value in tower.start(inside, rng.fold(whose)).items()
         }
-        learnt = {name: start[name].clone().requires_grad_() for name in NAMES}
         adam = torch.optim.Adam(learnt.values(), lr=self.learning_rate)
         described = item_rows(items)
         for number in count():

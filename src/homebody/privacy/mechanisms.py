@@ -427,14 +427,9 @@ def _smallest(given: Any, delta: float) -> float:
 @lru_cache(maxsize=256)
 def shuffle_spread(term: ShuffledTerm) -> tuple[float, float]:
     """The mean and the standard deviation of one shuffle's privacy loss."""
-    losses, masses = _clone_losses(term)
+    losses, masses = clone_losses(term.epsilon, term.users)
     mean = float(masses @ losses)
     return mean, math.sqrt(float(masses @ (losses - mean) ** 2))
-
-
-@lru_cache(maxsize=1)
-def _clone_losses(term: ShuffledTerm) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    return clone_losses(term.epsilon, term.users)
 
 
 @lru_cache(maxsize=8)
@@ -475,7 +470,7 @@ def _pld(term: Term, interval: float) -> Any:
             lowest, mass = split_on_grid(losses, masses, interval)
             infinity = term.delta
         case ShuffledTerm():
-            lowest, mass = split_on_grid(*_clone_losses(term), interval)
+            lowest, mass = split_on_grid(*clone_losses(term.epsilon, term.users), interval)
             infinity = 0.0
     pmf = DensePLDPmf(interval, lowest, mass, infinity, True)
     # Both directions are alike: exchanging the two bits exchanges the two worlds.

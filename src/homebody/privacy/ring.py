@@ -62,16 +62,16 @@ def fitting(entries: int) -> int:
     return steps
 
 
-def finest(people: int, width: int = 4) -> int:
+def finest(people: int) -> int:
     """How many steps the range of a number has where there is no noise: as many as fit, and no fewer than with it.
 
-    width: the bytes in which a sum over so many people is to fit.
+    A sum over so many people is to fit into 4 bytes.
 
     >>> finest(100) == 2**24, finest(10**6)
     (True, 4096)
     """
     steps = _MOST_STEPS
-    while steps > COARSEST and people * (steps + 1) >= 1 << (8 * width - 1):
+    while steps > COARSEST and people * (steps + 1) >= 1 << 31:
         steps //= 2
     return steps
 

@@ -88,10 +88,8 @@ def _settings(kind: type[Any]) -> list[Field[Any]]:
     return [setting for setting in fields(kind) if not setting.kw_only]
 
 
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """The types of its fields. They are evaluated from text, and a device reads its stages in every letter."""
-    return get_type_hints(kind)
+_hints = functools.cache(get_type_hints)
+"""The types of a stage's fields. They are evaluated from text, and a device reads its stages in every letter."""
 
 
 def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:

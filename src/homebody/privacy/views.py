@@ -288,13 +288,9 @@ def split_views(update: Update) -> tuple[Update, dict[str, Update]]:
     return kept, views
 
 
-def covers(name: str) -> bool:
-    """Whether a part of a message is one that `Views` joined."""
-    return name.startswith(f"{SHARED}/")
-
-
 def _covered(tree: Tree) -> Tree:
-    return {name: value for name, value in tree.items() if covers(name)}
+    """The parts of a message that `Views` joined."""
+    return {name: value for name, value in tree.items() if name.startswith(f"{SHARED}/")}
 
 
 def _drawn(rng: Rng, views: int, sample: int) -> Tensor:

@@ -61,11 +61,8 @@ class Simulator(Clients):
         reads = method.uplink.reads
         summed = self.fused and not reads
         added = summed and self._added(method) is not None
-        dense = (
-            not formulas
-            and not added
-            and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
-        )
+        whole = method.about.dense or (uplink.sums_dense if summed else uplink.dense)
+        dense = whole and not formulas and not added
         # A message that is read has an entry for each item, and drawing an entry takes several numbers of 8 bytes.
         wide = 32 * self.catalogue.n_items if reads else tables
         limits = [max(1, DENSE_BYTES // max(1, wide)) if dense else None, self._most_shown]

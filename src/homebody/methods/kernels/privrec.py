@@ -222,30 +222,25 @@ def _train(
         loss[who] = _train_one(common, *mine, history, person, around, who, rates, batch_size, epochs)
 
 
-@inner()
-def _score_one(common, table, feature, flat, items, person, around, who, out):
-    net, person_, around_ = network_of(*common), PackedFeatures(*person), PackedFeatures(*around)
-    scratch = scratch_for(net, len(feature) // net.factors, min(AT_ONCE, len(items)))
-    unpacked(net.widths, scratch.theta, flat, NO)
-    last = len(net.widths) - 2
-    for start in range(0, len(items), AT_ONCE):
-        m = min(AT_ONCE, len(items) - start)
-        for i in range(m):
-            scratch.sample[i], scratch.place[i] = items[start + i], 0
-        n_met = gather(net, scratch, table, feature, person_, around_, who, m)
-        forward(net, scratch, person_, around_, who, m, n_met)
-        for i in range(m):
-            out[start + i] = scratch.acts[last][i * padded(1)]
-        for u in range(n_met):
-            scratch.seat[scratch.met[u]] = -1
-
-
 @parallel(over="out")
 def _score(lower, upper, widths, sigmoid, tables, features, layers, items, person, around, of_items, blocks, out):
     """Each client's logits; parameters may be one for all, and so may items."""
+    net = network_of(widths, sigmoid, NO, tables.shape[2], blocks, of_items)
+    person_, around_, last = PackedFeatures(*person), PackedFeatures(*around), len(widths) - 2
     for place in range(lower, upper):
         who = np.int64(place)
-        common = (widths, sigmoid, NO, tables.shape[2], blocks, of_items)
-        table, feature = tables[min(who, len(tables) - 1)], features[min(who, len(features) - 1)]
-        mine = (table.reshape(-1), feature.reshape(-1), layers[min(who, len(layers) - 1)])
-        _score_one(common, *mine, items[min(who, len(items) - 1)], person, around, who, out[who])
+        table = tables[min(who, len(tables) - 1)].reshape(-1)
+        feature = features[min(who, len(features) - 1)].reshape(-1)
+        wanted = items[min(who, len(items) - 1)]
+        scratch = scratch_for(net, len(feature) // net.factors, min(AT_ONCE, len(wanted)))
+        unpacked(widths, scratch.theta, layers[min(who, len(layers) - 1)], NO)
+        for start in range(0, len(wanted), AT_ONCE):
+            m = min(AT_ONCE, len(wanted) - start)
+            for i in range(m):
+                scratch.sample[i], scratch.place[i] = wanted[start + i], 0
+            n_met = gather(net, scratch, table, feature, person_, around_, who, m)
+            forward(net, scratch, person_, around_, who, m, n_met)
+            for i in range(m):
+                out[who, start + i] = scratch.acts[last][i * padded(1)]
+            for u in range(n_met):
+                scratch.seat[scratch.met[u]] = -1
