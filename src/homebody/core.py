@@ -44,6 +44,7 @@ __all__ = [
     "Runtime",
     "Scoring",
     "Shown",
+    "Stateless",
     "Total",
     "Tree",
     "Update",
@@ -513,11 +514,20 @@ class Method(Recommender):
         first. A method overrides it if its fields say how often a client passes over them, or if a client holds more
         than a few copies of them; `plain_work` is the default for a known number of shared parameters.
         """
-        return plain_work(_shared_numbers(self, catalogue), catalogue, longest)
+        with torch.device("meta"):  # only shapes are worked out
+            shared = self.init_shared(catalogue, Rng.of(0, device="meta"))
+        return plain_work(sum(value.numel() for value in shared.values()), catalogue, longest)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel derives, unless the method states it."""
         return self.uplink.charges(cohort) if self.about.sends else ()
+
+
+class Stateless(Method):
+    """A method whose clients begin with nothing of their own."""
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {}
 
 
 def releases(method: Method, cohort: Cohort) -> Sequence[Charge]:
@@ -546,13 +556,6 @@ def plain_work(numbers: int, catalogue: Catalogue, longest: int) -> Work:
     width = numbers // max(1, catalogue.n_items) + 1
     touched = numbers + longest * (width + 8)
     return Work.of(16 * touched, 400 * touched, calls=400, sent=numbers + longest * (width + 1))
-
-
-def _shared_numbers(method: Method, catalogue: Catalogue) -> int:
-    """How many numbers the shared parameters have: torch works out their shapes and allocates none of them."""
-    with torch.device("meta"):
-        shared = method.init_shared(catalogue, Rng.of(0, device="meta"))
-    return sum(value.numel() for value in shared.values())
 
 
 def ships(kind: type) -> bool:

@@ -94,8 +94,7 @@ def _negatives_of(key, excluded, n_items, out):
     listed = np.searchsorted(excluded, n_items)
     free = n_items - listed
     if free <= 0:
-        for position in range(len(out)):
-            out[position] = -1
+        out[:] = -1
     elif len(out) * SEARCH > n_items:
         # Many are drawn from a small catalogue: writing down what is outside the list is cheaper than searching it.
         outside = np.empty(free, dtype=np.int32)
@@ -151,23 +150,25 @@ def _permutation_of(key, source, order):
         order[i] = ordered[i] & 0xFFFFFFFF
 
 
+@inner(forceinline=True)
+def _parted(valid, source, behind):
+    """The valid positions, and the others, in order; how many are valid."""
+    n = 0
+    for position in range(len(valid)):
+        source[n], behind[position - n] = position, position
+        n += valid[position]
+    return n
+
+
 @parallel(over="keys")
 def permute(lower, upper, keys, valid, out):
     """Valid positions first, in the order of their hashes (ties by position), then the others."""
     width = valid.shape[1]
     for row in range(lower, upper):
-        source = np.empty(width, dtype=np.int64)
-        n = 0
-        for position in range(width):
-            if valid[row, position]:
-                source[n] = position
-                n += 1
-        tail = n
-        for position in range(width):
-            if not valid[row, position]:
-                out[row, tail] = position
-                tail += 1
+        source, behind = np.empty(width, dtype=np.int64), np.empty(width, dtype=np.int64)
+        n = _parted(valid[row], source, behind)
         _permutation_of(keys[row], source[:n], out[row])
+        store(behind[: width - n], out[row, n:])
 
 
 @parallel(over="keys")
@@ -176,15 +177,11 @@ def permute_often(lower, upper, keys, valid, out):
     width = valid.shape[1]
     for row in range(lower, upper):
         source, behind = np.empty(width, dtype=np.int64), np.empty(width, dtype=np.int64)
-        n = 0
-        for position in range(width):
-            source[n], behind[position - n] = position, position
-            n += valid[row, position]
+        n = _parted(valid[row], source, behind)
         for turn in range(out.shape[1]):
             key = mix(np.uint64(keys[row]) + np.uint64(turn + 1) * GOLDEN)
             _permutation_of(key, source[:n], out[row, turn])
-            for position in range(n, width):
-                out[row, turn, position] = behind[position - n]
+            store(behind[: width - n], out[row, turn, n:])
 
 
 @parallel(over="items")
@@ -217,10 +214,9 @@ def label(lower, upper, draw_keys, order_keys, items, valid, excluded, n_items, 
             out[row, place] = entry >> 1
             labels[row, place] = entry & 1
             real[row, place] = True
-        for place in range(n, length * step):
-            out[row, place] = 0
-            labels[row, place] = 0
-            real[row, place] = False
+        out[row, n:] = 0
+        labels[row, n:] = 0
+        real[row, n:] = False
 
 
 @inner(forceinline=True)
@@ -254,8 +250,7 @@ def touch(lower, upper, items, valid, n_items, index, slot):
                 index[row, n] = (word << 6) + _ones(lowest - bit)
                 n += 1
                 left ^= lowest
-        for i in range(n, index.shape[1]):
-            index[row, i] = -1
+        index[row, n:] = -1
         for position in range(width):
             if valid[row, position]:
                 item = items[row, position]
@@ -285,9 +280,7 @@ def take_rows(lower, upper, table, slot, out):
     """Rows of each client's own table."""
     for client in range(lower, upper):
         for i in range(slot.shape[1]):
-            source, target = table[client, slot[client, i]], out[client, i]
-            for column in range(len(source)):
-                target[column] = source[column]
+            store(table[client, slot[client, i]], out[client, i])
 
 
 @parallel(over="slot")

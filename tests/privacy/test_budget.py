@@ -6,7 +6,7 @@ import pytest
 
 from homebody.errors import HomebodyError
 from homebody.privacy.accountant import epsilon, within
-from homebody.privacy.budget import calibrate, calibrate_events, most_rounds
+from homebody.privacy.budget import calibrate_events
 from homebody.privacy.events import Event, GaussianRelease, LaplaceRelease, Relation, Reports, Sampling
 
 
@@ -26,11 +26,18 @@ class TestBudgets:
         assert within([(event, 1000)], 1.3, 1e-6)
         assert not within([(event, 1000)], 1.29, 1e-6)
 
-    def test_most_rounds(self) -> None:
-        event = Reports(1.0)
-        assert most_rounds(event, 20.5, 0) == 20
-        assert most_rounds(event, 0.5, 0) == 0
-        assert most_rounds(event, 100, 0, limit=7) == 7
+    @pytest.mark.parametrize(
+        ("event", "target", "delta", "rounds"),
+        [
+            (Reports(1.0), 20.5, 0, 20),
+            (Reports(1.0), 0.5, 0, 0),
+            (GaussianRelease(1, "replace-one", fixed(30, 4800)), 2.5, 1e-6, 1048),
+        ],
+    )
+    def test_the_most_rounds(self, event: Event, target: float, delta: float, rounds: int) -> None:
+        assert not rounds or within([(event, rounds)], target, delta)
+        assert not within([(event, rounds + 1)], target, delta)
+        assert within([(Reports(1.0), 7)], 100, 0)
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -46,13 +53,14 @@ class TestBudgets:
     def test_calibration_spends_the_budget_and_no_more(
         self, relation: Relation, sampling: Sampling, kind: str, target: float
     ) -> None:
-        noise = calibrate(target, 1e-5, 100, relation, sampling, kind=kind)  # type: ignore[arg-type]
         release = GaussianRelease if kind == "gaussian" else LaplaceRelease
+        noise = calibrate_events(lambda z: [(release(z, relation, sampling), 100)], target, 1e-5)
         spent = epsilon([(release(noise, relation, sampling), 100)], 1e-5).epsilon
         assert target * (1 - 1e-3) <= spent <= target
 
     def test_calibration_of_a_pure_budget(self) -> None:
-        assert calibrate(5.0, 0, 10, "replace-one", kind="laplace") == pytest.approx(2, rel=2e-3)
+        noise = calibrate_events(lambda b: [(LaplaceRelease(b, "replace-one"), 10)], 5.0, 0)
+        assert noise == pytest.approx(2, rel=2e-3)
 
     def test_calibration_of_several_events(self) -> None:
         def events(noise: float) -> list[tuple[Event, int]]:
@@ -64,7 +72,7 @@ class TestBudgets:
     def test_what_no_noise_can_reach(self) -> None:
         with pytest.raises(HomebodyError, match="No noise brings"):
             calibrate_events(lambda z: [(GaussianRelease(z, "replace-one"), 1), (Reports(3.0), 1)], 2.0, 1e-5)
-        with pytest.raises(HomebodyError, match="no ε at δ = 0"):
-            calibrate(1, 0, 1, "add-remove")
+        with pytest.raises(HomebodyError, match="No noise brings ε down to 1 at δ = 0: take a larger ε or δ"):
+            calibrate_events(lambda z: [(GaussianRelease(z, "add-remove"), 1)], 1, 0)
         with pytest.raises(HomebodyError, match="above 0"):
-            calibrate(0, 1e-6, 1, "add-remove")
+            calibrate_events(lambda z: [(GaussianRelease(z, "add-remove"), 1)], 0, 1e-6)

@@ -181,10 +181,9 @@ def gaussian(scores: Scores, coins: Coins, delta: float, confidence: float = 0.9
     """
     _check(scores, coins, confidence)
     heads, tails = scores[coins], scores[~coins]
-    total, right = len(scores), 0
-    nothing = Lower(0.0, confidence, "Gaussian", total, right, total)
+    total = len(scores)
     if min(len(heads), len(tails)) < 2:
-        return nothing
+        return Lower(0.0, confidence, "Gaussian", total, 0, total)
     middle = (heads.mean() + tails.mean()) / 2
     right = int(((scores > middle) == coins).sum())
     size = math.sqrt(len(heads) * len(tails) / total)

@@ -41,7 +41,7 @@ from homebody.audit.report_canaries import WatchedReports
 from homebody.core import Cohort, Collected, Evaluated, Method, Total, Tree, Update, Users, releases
 from homebody.errors import HomebodyError
 from homebody.fit import choose, fit
-from homebody.privacy import OBSERVERS, Channel, Event, GaussianRelease, Ledger, NonPrivate, Observer, Relation
+from homebody.privacy import OBSERVERS, Channel, GaussianRelease, Ledger, NonPrivate, Relation
 from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.stages import summable
@@ -142,11 +142,15 @@ def plant(
     coins: list[Tensor] = []
     scores: dict[str, list[Tensor]] = {}
     straight: list[Tensor] = []
-    ledger = Ledger()
-    relation: Relation = "replace-one"
     for trial in range(trials):
         rng = Rng.of(seed, "canary", trial)
-        watched = _watched(method, simulator, (rng.fold("coins").bits(count) & 1).bool(), rng)
+        tossed, stage = (rng.fold("coins").bits(count) & 1).bool(), report_stage(method.uplink)
+        # Canaries that send reports on impressions are people, not directions of an update.
+        watched = (
+            _Watched(simulator, tossed, rng)
+            if stage is None
+            else WatchedReports(simulator, method.uplink, stage, tossed, rng)
+        )
 
         def tell(line: Round, trial: int = trial) -> None:
             on_round(trial * sum(ends) + line.step, trials * sum(ends))
@@ -155,7 +159,6 @@ def plant(
         fitted = fit(
             method, watched, rounds=rounds, cohort=cohort, seed=key, delta=delta, evaluate_every=0, on_round=tell
         )
-        ledger, relation = fitted.ledger, watched.relation
         coins.append(watched.coins)
         for observer, evidence in {**watched.evidence, "public": watched.in_model(fitted.shared)}.items():
             if evidence is not None:
@@ -165,6 +168,7 @@ def plant(
     truth = torch.cat(coins).numpy()
     seen = {name: torch.cat(parts).numpy().astype(np.float64) for name, parts in scores.items()}
     sums = torch.cat(straight).numpy().astype(np.float64) if len(straight) == trials else None
+    ledger, relation = fitted.ledger, watched.relation
     wanted = (delta, *(larger for larger in DELTAS if larger > delta))
     curves = [(ledger.epsilons(other), other) for other in wanted]
     certified = curves[0][0]
@@ -177,7 +181,8 @@ def plant(
     estimate = bounds.clopper_pearson if count == 1 else bounds.one_run
     findings = []
     for observer in OBSERVERS:
-        charged = _charged(ledger, observer)
+        rows = [entry for entry in ledger.entries() if (entry.observer, entry.unit) == (observer, "user")]
+        charged = [event_from_json(entry.event) for entry in rows]
         hidden = any(event.sampling.amplifies for event in charged)
         # The server draws every cohort.
         finding = Finding(
@@ -201,12 +206,6 @@ def plant(
             finding = replace(finding, lower=estimate(seen[observer], truth, delta, confidence))
         findings.append(finding)
     return findings
-
-
-def _charged(ledger: Ledger, observer: Observer) -> list[Event]:
-    """What this observer is charged for, about one person."""
-    rows = [entry for entry in ledger.entries() if entry.observer == observer and entry.unit == "user"]
-    return [event_from_json(entry.event) for entry in rows]
 
 
 @dataclass(frozen=True)
@@ -339,18 +338,16 @@ class _Joined(Channel):
 
     def __init__(self, channel: Channel, messages: Sequence[Update]) -> None:
         super().__init__(*channel.stages, asks_rows=channel.asks_rows)
-        object.__setattr__(self, "_messages", messages)
-        object.__setattr__(self, "joined", {})
-        object.__setattr__(self, "others", {})
+        vars(self).update(messages=messages, joined={}, others={})
 
+    messages: Sequence[Update]
     joined: Tree
     others: Tree
 
     def server(self, total: Total, rng: Rng) -> Total:
-        more: Sequence[Update] = self._messages  # type: ignore[attr-defined]
         self.others.update({name: value.clone() for name, value in total.sum.items()})
         self.joined.update(total.sum)
-        for stacked in more:
+        for stacked in self.messages:
             if self.reads:
                 self.read(stacked, self.joined)
                 continue
@@ -464,14 +461,6 @@ class _Watched(Simulator):
             for name, value in vmap(_whole)(sent).items():
                 total[name] = total[name] + value.sum(0) if name in total else value.sum(0)
         return stacks if channel.reads else [total], torch.cat(notes) if notes else torch.zeros(0)
-
-
-def _watched(method: Method, simulator: Simulator, coins: Tensor, rng: Rng) -> _Watched | WatchedReports:
-    """The simulator with canaries: those of reports on impressions are people, not directions of an update."""
-    stage = report_stage(method.uplink)
-    if stage is None:
-        return _Watched(simulator, coins, rng)
-    return WatchedReports(simulator, method.uplink, stage, coins, rng)
 
 
 def _whole(update: Update) -> Update:

@@ -22,15 +22,16 @@ worse estimate makes a bound smaller, never wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from homebody.audit import bounds
 from homebody.audit.rates import Allowed, Figure, delong
@@ -65,8 +66,6 @@ WAYS = 64
 """Ways to hide news of a history over which a likelihood is estimated."""
 NUMBERS_AT_ONCE = 1 << 24
 """Numbers of news vectors that are held at once."""
-Scores = npt.NDArray[np.float64]
-Coins = npt.NDArray[np.bool_]
 Step = Callable[[int, int], None]
 
 
@@ -129,16 +128,21 @@ def tell_apart(
     game = _Game.of(method, stage, simulator, shared, users, rng)
     coins: list[Tensor] = []
     scores: dict[str, list[Tensor]] = {}
-    for done, (some, stream) in enumerate(game.parts(trials, rng), start=1):
+    parts = list(game.parts(trials, rng))
+    for done, (some, stream) in enumerate(parts, start=1):
         side = (stream.fold("coins").bits(some) & 1).bool()
         coins.append(side)
         for name, score in game.played(side, stream).items():
             scores.setdefault(name, []).append(score)
-        step(done, game.count(trials))
+        step(done, len(parts))
     tossed = torch.cat(coins).numpy()
     found = {name: torch.cat(parts).double().numpy() for name, parts in scores.items()}
     sure = 1 - (1 - confidence) / len(found)
-    return [_answer(name, found[name], tossed, certified, sure) for name, certified in _certified(stage).items()]
+    answers = []
+    for name, (epsilon, delta) in _certified(stage).items():
+        lower = bounds.clopper_pearson(found[name], tossed, delta, sure)
+        answers.append(GameAnswer(name, delong(found[name], tossed), lower, epsilon, delta))
+    return answers
 
 
 def _certified(stage: ImpressionReport) -> dict[str, tuple[float, float]]:
@@ -150,14 +154,6 @@ def _certified(stage: ImpressionReport) -> dict[str, tuple[float, float]]:
         "a history": (query.epsilon, query.delta),
         "a person": (query.epsilon + stage.epsilon, query.delta),
     }
-
-
-def _answer(
-    question: str, scores: Scores, coins: Coins, certified: tuple[float, float], confidence: float
-) -> GameAnswer:
-    epsilon, delta = certified
-    lower = bounds.clopper_pearson(scores, coins, delta, confidence)
-    return GameAnswer(question, delong(scores, coins), lower, epsilon, delta)
 
 
 class _Side(NamedTuple):
@@ -195,7 +191,8 @@ class _Game:
             raise HomebodyError("The game takes two people with a history and two shown news each: there are fewer.")
         inputs = news_inputs(method.news, catalogue, shared["pad"].device)
         vectors = encode_many(method.news, shared, inputs)[0].cpu()
-        tables = (_padded([getattr(one, name) for one in people], n_items) for name in ("history", "shown"))
+        padded = partial(pad_sequence, batch_first=True, padding_value=n_items)
+        tables = (padded([getattr(one, name) for one in people]) for name in ("history", "shown"))
         return cls(method, stage, {name: value.cpu() for name, value in shared.items()}, vectors, *tables)
 
     @property
@@ -209,9 +206,6 @@ class _Game:
         ways = max(CANDIDATES, 2 * WAYS if self.stage.padding else 0)
         return max(1, NUMBERS_AT_ONCE // (ways * self.histories.shape[1] * self.news.shape[1]))
 
-    def count(self, trials: int) -> int:
-        return -(-trials // self.size)
-
     def parts(self, trials: int, rng: Rng) -> Iterator[tuple[int, Rng]]:
         """How many trials are played at once, and their stream."""
         for number, start in enumerate(range(0, trials, self.size)):
@@ -222,11 +216,12 @@ class _Game:
         count = len(coins)
         person = rng.fold("person").integers(len(self.histories), count)
         shown = self.shown[person]
-        first = _Side(self.histories[person], self._click(shown, rng.fold("click")))
-        other = _Side(
-            self._farthest(first.history, self._others(count, rng.fold("others"))),
-            self._other_click(shown, first.click, rng.fold("other click")),
-        )
+        real = shown < self.nobody
+        # Clicks are drawn evenly: the mechanism must hide any of them.
+        first = _Side(self.histories[person], _place_of(real, rng.fold("click")))
+        others = self.histories[rng.fold("others").integers(len(self.histories), count, CANDIDATES)]
+        free = real.scatter(1, first.click[:, None], False)
+        other = _Side(self._farthest(first.history, others), _place_of(free, rng.fold("other click")))
         report = self._report(_chosen(coins, first, other), shown, rng.fold("report"))
         whole = self._interest_ratio(report, first.history, other.history, rng.fold("ways"))
         click = self._click_ratio(report, shown, first.click, other.click)
@@ -239,18 +234,6 @@ class _Game:
             "a history": whole,
             "a person": whole + click,
         }
-
-    def _click(self, shown: Tensor, rng: Rng) -> Tensor:
-        """A place of each impression, drawn evenly: the mechanism must hide any of them."""
-        return ((shown < self.nobody) * rng.uniform(*shown.shape)).argmax(1)
-
-    def _other_click(self, shown: Tensor, click: Tensor, rng: Rng) -> Tensor:
-        free = (shown < self.nobody).scatter(1, click[:, None], False)
-        return (free * rng.uniform(*shown.shape)).argmax(1)
-
-    def _others(self, count: int, rng: Rng) -> Tensor:
-        """(n, candidates, L) other people's histories."""
-        return self.histories[rng.integers(len(self.histories), count, CANDIDATES)]
 
     def _neighbours(self, history: Tensor, rng: Rng) -> Tensor:
         """(n, candidates, L) the same histories, each with another news item in one place."""
@@ -293,9 +276,7 @@ class _Game:
 
     def _interest_ratio(self, report: Update, first: Tensor, other: Tensor, rng: Rng) -> Tensor:
         """log P[told | first] − log P[told | other]."""
-        told = report[self.stage.told]
-        assert isinstance(told, Tensor)
-        sides = []
+        told, sides = report[self.stage.told], []
         for name, history in (("first", first), ("other", other)):
             ways = history[:, None].expand(-1, WAYS if self.stage.padding else 1, -1)
             interest = self._interest(ways, self._hidden(rng.fold(name), *ways.shape))
@@ -303,13 +284,14 @@ class _Game:
         return sides[0] - sides[1]
 
     def _click_ratio(self, report: Update, shown: Tensor, first: Tensor, other: Tensor) -> Tensor:
-        news = report["news"]
-        assert isinstance(news, Tensor)
-        sides = [
-            click_likelihood(self.stage.epsilon, news[:, 0], shown, shown < self.nobody, place)
-            for place in (first, other)
-        ]
+        told, real = report["news"][:, 0], shown < self.nobody
+        sides = [click_likelihood(self.stage.epsilon, told, shown, real, place) for place in (first, other)]
         return sides[0] - sides[1]
+
+
+def _place_of(free: Tensor, rng: Rng) -> Tensor:
+    """One of the places that are free in each row."""
+    return (free * rng.uniform(*free.shape)).argmax(1)
 
 
 def _chosen(coins: Tensor, first: _Side, other: _Side) -> _Side:
@@ -350,8 +332,3 @@ def click_likelihood(epsilon: float, told: Tensor, shown: Tensor, real: Tensor, 
     honest = truth(epsilon, count)
     single = (1 - honest) / (count - 1).clamp(min=1)
     return torch.where(told == shown.gather(1, place[:, None])[:, 0], honest, single).log()
-
-
-def _padded(rows: Sequence[Tensor], filler: int) -> Tensor:
-    """Rows of different lengths as one table."""
-    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=filler)

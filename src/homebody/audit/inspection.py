@@ -7,7 +7,6 @@ and `homebody.federation.envelopes` seals, signs and opens the reports, with key
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +33,7 @@ from homebody.privacy.ring import entries_of
 from homebody.privacy.stages import VectorLaplace, summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.simulation.simulator import bits_of
 
 __all__ = ["ClientReports", "Inspection", "Report", "Request", "Sealed", "ToldImpression", "encode", "inspect"]
 
@@ -138,7 +138,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
     seen = _sees(acting, planned)
     told = _told_impression(acting, simulator, shared, user, rng.fold("round", 1), update)
-    size = -(-sum(map(_bits, sent.values())) // 8)
+    size = -(-sum(map(bits_of, sent.values())) // 8)
     if acting.uplink.facts.skellam or (acting.uplink.facts.helped and acting.uplink.facts.grid):
         size = entries_of(update) * acting.uplink.ring(entries_of(update), drawn).width
     return Inspection(
@@ -247,15 +247,6 @@ def encode(value: Tensor | Rows) -> bytes:
     return np.packbits(array).tobytes() if array.dtype == np.bool_ else array.tobytes()
 
 
-def _bits(value: Tensor | Rows) -> int:
-    """Parts of single bits share their last byte, as in the simulator's count."""
-    numbers = value.value if isinstance(value, Rows) else value
-    width = 1 if numbers.dtype == torch.bool else 8 * numbers.element_size()
-    if isinstance(value, Rows):
-        return int((value.index >= 0).sum()) * (32 + width * math.prod(numbers.shape[1:]))
-    return width * numbers.numel()
-
-
 def _part(name: str, value: Tensor | Rows) -> MessagePart:
     data = encode(value)
     numbers = value.value[value.index >= 0] if isinstance(value, Rows) else value
@@ -301,10 +292,9 @@ def _read_off(method: Method, simulator: Simulator, shared: Tree, user: int, rng
             f"Each of its {entries:,} numbers has Laplace noise of scale {noise.scale(entries):.3g}; before that, the "
             f"whole gradient is clipped to an ℓ2 norm of {noise.norm:g}."
         )
-    readable = isinstance(method, FedRec) and any(table in shared for table in TABLES)
-    if not readable or method.uplink.facts.hides_senders:
+    readable = any(table in shared for table in TABLES) and not method.uplink.facts.hides_senders
+    if not isinstance(method, FedRec) or not readable:
         return
-    assert isinstance(method, FedRec)
     if words := named(method, simulator, shared, user, rng, sent):
         kind = "news" if "news/item" in shared else "words"
         more = f" and {len(words) - NAMED:,} more" if len(words) > NAMED else ""

@@ -131,12 +131,10 @@ def read_interactions(
     }
     rule = max(by_rule, key=lambda name: sum(by_rule[name][:helpers]))
     popular = np.bincount(simulator.split.histories().items, minlength=n_items).astype(np.float64)
-    reads = f"the sum over a cohort of {len(members):,}" if summed else "each client's own message"
     by_popularity = np.array([area(popular, mine) for mine in histories[helpers:]])
-    added = (
-        "with the noise that the helper adds" if method.uplink.facts.helped else "before any noise that the server adds"
-    )
-    reads = f"{reads}, {added}"
+    reads = f"the sum over a cohort of {len(members):,}" if summed else "each client's own message"
+    helped = method.uplink.facts.helped
+    reads += f", {'with the noise that the helper adds' if helped else 'before any noise that the server adds'}"
     return Reading(reads, seen[0].name, rule, np.array(by_rule[rule][helpers:]), by_popularity)
 
 

@@ -78,14 +78,13 @@ class Lab:
         """A model trained on these people alone, as the run trains it. The last round is kept."""
         seed = int(self.rng.fold("training", name).key)
         split = replace(self.split, learn=_marked(who, self.split.n_users))
-        size = self._size(len(who), name)
-        method = self.method
+        size, method, delta = self._size(len(who), name), self.method, self.delta
         each = sum(phase.rounds or self.rounds for phase in method.phases)
 
         def tell(line: Round) -> None:
             self.step(self.done * each + line.step, self.trainings * each)
 
-        runtime, delta = Simulator(split, device=self.device, fused=self.fused), self.delta
+        runtime = Simulator(split, device=self.device, fused=self.fused)
         fitted = fit(
             method, runtime, rounds=self.rounds, cohort=size, seed=seed, delta=delta, evaluate_every=0, on_round=tell
         )

@@ -381,7 +381,7 @@ class _Attack:
         """Read so many messages of a person, under each noise. assumed: towers in place of the person's."""
         batches = self.simulator.participations(self.method, user, rng, count)
         towers = {KNOWN: self.simulator.private_state(self.method, self.shared, user), **assumed}
-        channels = [self._channel(sigma) for sigma in sigmas]
+        channels = [Channel(self.stage, ViewNoise(sigma)) if sigma else Channel(self.stage) for sigma in sigmas]
         lines: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {name: [] for name in towers}
         errors, clipped = [], 0
         for number in range(count):
@@ -414,9 +414,6 @@ class _Attack:
         states = [self.simulator.private_state(self.method, self.shared, user) for user in helpers]
         start = {name: self.shared[name] for name in states[0] if name in self.shared}
         return {FIRST: start, MEAN: {name: torch.stack([one[name] for one in states]).mean(0) for name in start}}
-
-    def _channel(self, sigma: float) -> Channel:
-        return Channel(self.stage, ViewNoise(sigma)) if sigma else Channel(self.stage)
 
     def _gradient(self, given: Tensor, tower: Tree, batch: Batch) -> Update:
         """The attacked view's gradient of the item tower, if this is what it knows of the person."""

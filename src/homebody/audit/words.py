@@ -115,7 +115,7 @@ def read_words(
     generator = np.random.default_rng(int(rng.fold("users").key) % 2**64)
     attacked = np.sort(generator.permutation(simulator.available())[:users])
     content = _NewsContent.of(method, simulator.catalogue, table, len(shared[table]))
-    popular = content.frequency(simulator.split.histories().items)
+    popular, noised = content.frequency(simulator.split.histories().items), method.uplink.facts.noise_on_device
     clients, frequent = [], []
     for done, user in enumerate(attacked.tolist(), start=1):
         about = drawn(method, simulator, shared, user, rng.fold("round"))
@@ -123,13 +123,13 @@ def read_words(
         truth = content.of_items(about.history[about.read]) & ~shown
         if bool(truth.any()):
             moved = _moved(method, simulator.message(method, shared, user, rng.fold("round")), table)
-            guessed = _guessed(moved, shown, truth, noised=method.uplink.facts.noise_on_device)
+            # Under noise, as many of the rows that moved farthest as there are.
+            guessed = _highest(moved, shown, int(truth.sum())) if noised else (moved > 0) & ~shown
             clients.append(Read.of(guessed, truth))
             frequent.append(Read.of(_highest(popular, shown, int(guessed.sum())), truth))
         step(done, len(attacked))
     if not clients:
         raise HomebodyError("Nobody's history has anything beyond what they were shown: there is nothing to read.")
-    noised = method.uplink.facts.noise_on_device
     rule = "the rows that moved farthest, as many as there are" if noised else "the rows that moved at all"
     return WordReading(table, rule, tuple(clients), tuple(frequent), len(attacked) - len(clients))
 
@@ -167,11 +167,6 @@ def _table(method: FedRec, shared: Tree) -> str:
             "--attack words is for the encoders nrms, naml and id, and for ids=true."
         )
     return table
-
-
-def _guessed(moved: Tensor, shown: Tensor, truth: Tensor, *, noised: bool) -> Tensor:
-    """The rows that the attacker names: all that moved; under noise, as many of the farthest as there are."""
-    return _highest(moved, shown, int(truth.sum())) if noised else (moved > 0) & ~shown
 
 
 def _highest(scores: Tensor, without: Tensor, count: int) -> Tensor:

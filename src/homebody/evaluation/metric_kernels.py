@@ -35,7 +35,16 @@ def _run(kernel, scores, owner, relevant, listed):
 @parallel(over="owner")
 def _among(lower, upper, scores, owner, relevant, listed, above, tied, others):
     for row in range(lower, upper):
-        others[row] = _listed_row(scores[owner[row]], relevant[row], listed[row], above[row], tied[row])
+        of, wanted = scores[owner[row]], relevant[row]
+        for item in listed[row]:
+            if item < 0:
+                continue
+            others[row] += 1
+            for j in range(len(wanted)):
+                if wanted[j] >= 0:
+                    target = of[wanted[j]]
+                    above[row, j] += 0 if of[item] < target else 1
+                    tied[row, j] += 1 if of[item] == target else 0
 
 
 @parallel(over="owner")
@@ -53,22 +62,15 @@ def _few_in_catalogue(lower, upper, scores, owner, relevant, seen, above, tied, 
 @parallel(over="owner")
 def _in_catalogue(lower, upper, scores, owner, relevant, seen, above, tied, others):
     for row in range(lower, upper):
-        others[row] = _catalogue_row(scores[owner[row]], relevant[row], seen[row], above[row], tied[row])
-
-
-@inner()
-def _listed_row(scores, relevant, listed, above, tied):
-    others = 0
-    for item in listed:
-        if item < 0:
-            continue
-        others += 1
-        for j in range(len(relevant)):
-            if relevant[j] >= 0:
-                target = scores[relevant[j]]
-                above[j] += 0 if scores[item] < target else 1
-                tied[j] += 1 if scores[item] == target else 0
-    return others
+        of, wanted, count = scores[owner[row]], relevant[row], ZERO
+        left_out = _listed(seen[row], len(of))
+        for item in wanted:
+            count += item >= 0
+        if count <= FEW:
+            _one_by_one(of, wanted, seen[row, :left_out], above[row], tied[row])
+        else:
+            _all_at_once(of, wanted, seen[row, :left_out], count, above[row], tied[row])
+        others[row] = len(of) - left_out - count
 
 
 FEW = 24
@@ -102,18 +104,6 @@ def _listed(seen, n_items):
     while count < len(seen) and seen[count] < n_items:
         count += 1
     return count
-
-
-@inner()
-def _catalogue_row(scores, relevant, seen, above, tied):
-    count, left_out = ZERO, _listed(seen, len(scores))
-    for item in relevant:
-        count += item >= 0
-    if count <= FEW:
-        _one_by_one(scores, relevant, seen[:left_out], above, tied)
-    else:
-        _all_at_once(scores, relevant, seen[:left_out], count, above, tied)
-    return len(scores) - left_out - count
 
 
 @inner()

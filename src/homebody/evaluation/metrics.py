@@ -319,30 +319,25 @@ def summarise(
     for held, kinds in values.items():
         prefix = "" if held == "test" else f"{held}/"
         owners = np.concatenate(users[held])
-        columns = {
-            f"{kind}{name}": column
-            for kind, measured in kinds.items()
-            for name, column in zip(names, measured.table(), strict=False)
-        }
-        every = {
-            f"{kind}impressions/{name}": column
-            for kind, measured in kinds.items()
-            if measured.impressions
-            for name, column in zip(OF_IMPRESSIONS, measured.table()[len(names) :], strict=True)
-        }
+        columns: dict[str, Tensor] = {}
+        every: dict[str, Tensor] = {}
+        for kind, measured in kinds.items():
+            rows = measured.table()
+            columns |= {f"{kind}{name}": row for name, row in zip(names, rows, strict=False)}
+            if measured.impressions:
+                found = zip(OF_IMPRESSIONS, rows[len(names) :], strict=True)
+                every |= {f"{kind}impressions/{name}": row for name, row in found}
         who, table = _per_user(owners, columns)
         if held == "test":
             per_user = {"user": torch.from_numpy(who), **_kept(table, cutoffs)}
         for group, inside in {"": None, **(slices or {})}.items():
             start = f"{prefix}{group}{'/' if group else ''}"
             chosen = slice(None) if inside is None else torch.from_numpy(inside[who])
-            for name, column in table.items():
-                if not name.endswith("rank") and len(column[chosen]):
-                    metrics[f"{start}{name}"] = float(column[chosen].mean())
             asked = slice(None) if inside is None else torch.from_numpy(inside[owners])
-            for name, column in every.items():
-                if len(column[asked]):
-                    metrics[f"{start}{name}"] = float(column[asked].mean())
+            for some, where in ((table, chosen), (every, asked)):
+                for name, column in some.items():
+                    if not name.endswith("rank") and len(column[where]):
+                        metrics[f"{start}{name}"] = float(column[where].mean())
             if held in wrong:
                 sums = torch.cat(wrong[held])[asked].sum(0)
                 if sums[2] > 0:

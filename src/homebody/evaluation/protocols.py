@@ -256,13 +256,12 @@ def _in_context(split: Split, score: ScoreNow, asked: Users, size: int) -> Itera
         owner = torch.cat([question.owner for question in about.values()])
         rows = torch.cat([question.rows for question in about.values() if question.rows is not None]).numpy()
         now = {name: torch.from_numpy(column.values[rows]) for name, column in columns.items()}
-        scores = score.now(users, owner, now, everything)
-        begin = 0
-        for name, question in about.items():
-            end = begin + len(question.owner)
+        counts = [len(question.owner) for question in about.values()]
+        for (name, question), scores in zip(
+            about.items(), torch.split(score.now(users, owner, now, everything), counts), strict=True
+        ):
             order = torch.arange(len(question.owner))
-            yield Block(users[question.owner.numpy()], scores[begin:end], {name: question.taken(order, order)})
-            begin = end
+            yield Block(users[question.owner.numpy()], scores, {name: question.taken(order, order)})
 
 
 def describe(

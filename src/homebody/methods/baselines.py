@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Method, Total, Tree, Update, Users, Work, plain_work
+from homebody.core import About, Batch, Catalogue, Data, Stateless, Total, Tree, Update, Users, Work, plain_work
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.reference import Histories, LearntImpressions, Reference, Score
 from homebody.rng import Rng
@@ -52,7 +52,7 @@ def _new_clicks(histories: Histories, shown: LearntImpressions) -> npt.NDArray[n
 
 
 @dataclass(frozen=True)
-class PrivatePopularity(Method):
+class PrivatePopularity(Stateless):
     """Items by the share of people who report that they have them: what a private method must beat at its budget.
 
     Each device fills a table with 1 for what it has and −1 for what it has not, and sends a few randomised bits of it
@@ -74,9 +74,6 @@ class PrivatePopularity(Method):
     def init_server(self, shared: Tree) -> Tree:
         # Rounds are counted for each item: one that comes later is averaged over fewer.
         return {"sum": torch.zeros_like(shared["taken"]), "rounds": torch.zeros_like(shared["taken"])}
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         return {"items": data.items, "valid": data.valid}

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from homebody import ops
-from homebody.core import CALL, About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import CALL, About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
 from homebody.models.networks import GRU, FeedForward
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -40,7 +40,7 @@ VIEWS = ("sequence", "item", "segment")
 
 
 @dataclass(frozen=True)
-class Contrastive(Method):
+class Contrastive(Stateless):
     """Item vectors that distinguish a masked item, or a masked segment, from others by its context."""
 
     uplink: Channel = Channel()
@@ -101,18 +101,11 @@ class Contrastive(Method):
     def sequence_work(self, steps: int) -> Work:
         """The work of drawing the views of so many steps and of taking the steps, without the items' rows."""
         F, listed, encoders = self.factors, self.listed, self.encoder_numbers
+        calls = 100 * (self.window + self.segment) + 400  # on tensors, in one step
         return Work(
             memory=4 * (24 * steps * listed + listed * (80 * F + 40) + 24 * encoders),
-            operations=steps * (listed * 100 * F * (F + 4) + 10 * encoders + self.calls * CALL),
+            operations=steps * (listed * 100 * F * (F + 4) + 10 * encoders + calls * CALL),
         )
-
-    @property
-    def calls(self) -> int:
-        """Calls on tensors in one step."""
-        return 100 * (self.window + self.segment) + 400
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         views = self.views(data, rng, self.steps)

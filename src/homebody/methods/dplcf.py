@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import About, Batch, Catalogue, Cohort, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Cohort, Data, Rows, Stateless, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.kernels import dplcf as kernels
 from homebody.privacy import Channel, Charge, RandomisedResponse
@@ -40,7 +40,7 @@ ROWS = 256
 
 
 @dataclass(frozen=True)
-class DPLCF(Method):
+class DPLCF(Stateless):
     """Item neighbours from histories that each device reports once, through randomised response."""
 
     uplink: Channel = Channel(RandomisedResponse(epsilon=2.5))
@@ -85,9 +85,6 @@ class DPLCF(Method):
         numbers, n_items = self.shared_numbers(catalogue), catalogue.n_items
         held, operations = 4 * numbers + 16 * (n_items + longest), 8 * numbers + 100 * (n_items + longest)
         return Work.of(held, operations, calls=200, sent=max(n_items, 2 * longest))
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         return {"items": torch.where(data.valid, data.items, -1)}

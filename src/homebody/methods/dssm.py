@@ -30,19 +30,16 @@ from torch.func import vmap
 from torch.nn.functional import normalize
 
 from homebody.bags import spread_rows
-from homebody.core import About, Users, param
-from homebody.errors import HomebodyError
+from homebody.core import About, param
 from homebody.methods.kernels.mf import outside
-from homebody.models.networks import read_widths
+from homebody.models.networks import tower_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, inputs, item_rows, row_count
-from homebody.models.views import item_columns, view_columns
-from homebody.reference import Histories, Reference, Score
+from homebody.models.views import tower_columns, view_columns
+from homebody.reference import Histories, Reference, Score, products
 from homebody.rng import Rng
 from homebody.settings import Range
 
 __all__ = ["DSSM"]
-
-NAMES = ("user/first", "user/layers", "item/first", "item/layers")
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class DSSM(Reference):
     negatives: int = param(4, "negatives drawn for each positive", low=1, search=Range(1, 20, log=True))
     batch_size: int = param(20, "interactions in a step, each with its negatives", low=1)
     learning_rate: float = param(0.001, "Adam's learning rate", low=0, search=Range(1e-4, 0.01, log=True))
-    widths: str = param("64,32,16", "units of each layer of a tower")
+    widths: str = param("64,32,16", "units of each layer of a tower", check=tower_widths)
 
     needs: ClassVar[tuple[str, ...]] = ("user features", "item features")
     about: ClassVar[About] = About(
@@ -64,24 +61,14 @@ class DSSM(Reference):
         rounds=5,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(read_widths("widths", self.widths)) < 2:
-            raise HomebodyError(f"widths must name two layers or more, such as 64,32,16; not {self.widths!r}.")
-
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
-        rng, tower = Rng.of(seed, "dssm"), Tower(read_widths("widths", self.widths))
-        people, items = self._inputs(histories), item_columns(histories.catalogue, self.features)
-        if not items:
-            raise HomebodyError(
-                "Items have no features, such as a title or genres, and an item tower reads nothing else."
-            )
-        start = {
-            f"{whose}/{part}": value
+        rng, tower = Rng.of(seed, "dssm"), Tower(tower_widths("widths", self.widths))
+        people, items = self._inputs(histories), tower_columns(histories.catalogue, self.features)
+        learnt = {
+            f"{whose}/{part}": value.requires_grad_()
             for whose, inside in (("user", people.shape[1]), ("item", row_count(items)))
             for part, value in tower.start(inside, rng.fold(whose)).items()
         }
-        learnt = {name: start[name].clone().requires_grad_() for name in NAMES}
         adam = torch.optim.Adam(learnt.values(), lr=self.learning_rate)
         described = item_rows(items)
         for number in count():
@@ -89,7 +76,7 @@ class DSSM(Reference):
             now = {name: value.detach().clone() for name, value in learnt.items()}
             of_people = tower.encode(now["user/layers"], people @ now["user/first"])
             of_items = tower.encode(now["item/layers"], first_layer(now["item/first"], *described))
-            yield _Cosines(normalize(of_people) * (people != 0).any(1, keepdim=True), normalize(of_items))
+            yield products(normalize(of_people) * (people != 0).any(1, keepdim=True), normalize(of_items))
 
     def _inputs(self, histories: Histories) -> Tensor:
         """What the user tower reads of each person, (people, inputs)."""
@@ -109,7 +96,6 @@ class DSSM(Reference):
         described: tuple[Tensor, Tensor],
         rng: Rng,
     ) -> None:
-        """One pass of mini-batches."""
         owner = np.repeat(np.arange(len(histories.indptr) - 1), np.diff(histories.indptr))
         known = histories.learn & (people != 0).any(1).numpy()
         taught = torch.from_numpy(np.flatnonzero(known[owner]))
@@ -135,12 +121,3 @@ class DSSM(Reference):
         """The mean of −log P(D⁺|Q) over a batch, among the items that were drawn."""
         fit = torch.where(real, self.gamma * cosine(person[:, None], items), -torch.inf)
         return (fit.logsumexp(1) - fit[:, 0]).mean()
-
-
-@dataclass(frozen=True)
-class _Cosines:
-    people: Tensor
-    items: Tensor
-
-    def __call__(self, users: Users, items: Tensor) -> Tensor:
-        return self.people[torch.from_numpy(users)] @ self.items[items].T

@@ -25,17 +25,20 @@ Where few take part in a round, λ weighs more against their sum: the loss is th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range, common_params
+
+if TYPE_CHECKING:
+    from homebody.methods.fed_mvmf import FedMVMF
 
 __all__ = ["FCF", "adam"]
 
@@ -47,7 +50,7 @@ def adam_decay(name: str, value: float) -> None:
 
 
 @dataclass(frozen=True)
-class FCF(Method):
+class FCF(Stateless):
     """Each client solves its own vector and sends its gradient of the item factors; the server steps with Adam."""
 
     uplink: Channel = Channel()
@@ -88,9 +91,6 @@ class FCF(Method):
         operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 40 * longest * F
         return Work.of(held, operations, calls=300, sent=F * F + max(longest, n_items) * (F + 1))
 
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
-
     def prepare(self, data: Data, rng: Rng) -> Batch:
         return {"items": data.items, "valid": data.valid}
 
@@ -115,21 +115,8 @@ class FCF(Method):
         return shared["item"][items] @ self.device.user_vector(shared["item"], data.items, data.valid)
 
 
-class Settings(Protocol):
-    """Adam's settings, as fields of a method."""
-
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def eps(self) -> float: ...
-
-
 def adam(
-    table: Tensor, slope: Tensor, mean: Tensor, square: Tensor, steps: Tensor, by: Settings
+    table: Tensor, slope: Tensor, mean: Tensor, square: Tensor, steps: Tensor, by: FCF | FedMVMF
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One step of Adam down this slope: the table and its moments after it. `steps` counts those of each row."""
     mean = by.beta1 * mean + (1.0 - by.beta1) * slope

@@ -32,10 +32,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
 from homebody.methods.fcf import adam, adam_decay
 from homebody.models.towers import input_width, inputs, item_rows, row_count
-from homebody.models.views import item_columns, view_columns
+from homebody.models.views import item_columns, knows, view_columns
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -46,7 +46,7 @@ VIEW = "view/"
 
 
 @dataclass(frozen=True)
-class FedMVMF(Method):
+class FedMVMF(Stateless):
     """Each client solves its vector from its items and its views; the server steps with Adam on all gradients' sum."""
 
     uplink: Channel = Channel()
@@ -95,13 +95,10 @@ class FedMVMF(Method):
     def init_server(self, shared: Tree) -> Tree:
         # Steps are counted for each row: an item that comes later has moments that are younger.
         state: Tree = {}
-        for name in _learnt(shared):
+        for name in ("item", *_views(shared)):
             zero = torch.zeros_like(shared[name])
             state |= {f"{name}/mean": zero, f"{name}/square": zero, f"{name}/steps": zero[:, 0]}
         return state
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         views = {
@@ -119,7 +116,7 @@ class FedMVMF(Method):
             "item": Rows(torch.where(valid, items, -1), torch.outer(weight, p), len(table)),
         }
         for name in _views(shared):
-            update[name] = torch.outer(_knows(batch[name]) * (batch[name] - shared[name] @ p), p)
+            update[name] = torch.outer(knows(batch[name]) * (batch[name] - shared[name] @ p), p)
         return update, local
 
     def user_vector(self, shared: Tree, batch: Batch) -> Tensor:
@@ -130,7 +127,7 @@ class FedMVMF(Method):
         system = system + self.regularisation * torch.eye(self.factors, device=table.device)
         right = (1.0 + self.confidence) * own.sum(0)
         for name in _views(shared):
-            known = self.view_weight * _knows(batch[name])
+            known = self.view_weight * knows(batch[name])
             system = system + known * (shared[name].T @ shared[name])
             right = right + known * (shared[name].T @ batch[name])
         found, info = torch.linalg.solve_ex(system, right)
@@ -176,12 +173,3 @@ class FedMVMF(Method):
 
 def _views(shared: Tree) -> list[str]:
     return [name for name in shared if name.startswith(VIEW)]
-
-
-def _learnt(shared: Tree) -> list[str]:
-    return ["item", *_views(shared)]
-
-
-def _knows(given: Tensor) -> Tensor:
-    """1 if a view has anything on this person, otherwise 0."""
-    return (given != 0).any().float()

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -35,7 +35,7 @@ TINY = 1e-9
 
 
 @dataclass(frozen=True)
-class FedIALS(Method):
+class FedIALS(Stateless):
     """Each client solves its own vector and contributes sufficient statistics; the server solves the items'."""
 
     uplink: Channel = Channel()
@@ -63,9 +63,6 @@ class FedIALS(Method):
         held = 3 * n_items * F + longest * (4 * F + 3 * row + 16) + 24 * F * F
         operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 8 * longest * row
         return Work.of(held, operations, calls=300, sent=F * F + max(longest, n_items) * row)
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         return {"items": data.items, "valid": data.valid}

@@ -50,10 +50,6 @@ class FedRecon(ItemTable):
         return Scoring(parameters="adapted")
 
     @property
-    def passes(self) -> int:
-        return self.rebuild
-
-    @property
     def all_passes(self) -> int:
         return self.rebuild + self.epochs
 

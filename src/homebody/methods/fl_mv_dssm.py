@@ -56,9 +56,9 @@ from homebody.core import (
 )
 from homebody.errors import HomebodyError
 from homebody.models.adam import adam_start, adam_step
-from homebody.models.networks import read_widths
+from homebody.models.networks import tower_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, input_width, inputs, item_rows, row_count
-from homebody.models.views import item_columns, view_columns
+from homebody.models.views import knows, tower_columns, view_columns
 from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, Views
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -85,7 +85,7 @@ class FLMVDSSM(Method):
     weighting: str = param(
         "clients", "what has equal weight in the mean: clients, or their samples", choices=("clients", "samples")
     )
-    widths: str = param("64,32,16", "units of each layer of a tower")
+    widths: str = param("64,32,16", "units of each layer of a tower", check=tower_widths)
     features: str = param("", "items' features it reads, such as title,genres; empty: all but numbers")
 
     needs: ClassVar[tuple[str, ...]] = ("user features", "item features")
@@ -101,8 +101,6 @@ class FLMVDSSM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(read_widths("widths", self.widths)) < 2:
-            raise HomebodyError(f"widths must name two layers or more, such as 64,32,16; not {self.widths!r}.")
         if "item" in self.named or len(set(self.named)) < len(self.named):
             raise HomebodyError(f"views names each view once, and none is called item; not {self.views!r}.")
         if self.named:
@@ -121,7 +119,7 @@ class FLMVDSSM(Method):
 
     @property
     def tower(self) -> Tower:
-        return Tower(read_widths("widths", self.widths))
+        return Tower(tower_widths("widths", self.widths))
 
     def people(self, catalogue: Catalogue) -> dict[str, dict[str, Column]]:
         """The features of people in each view that trains."""
@@ -132,25 +130,22 @@ class FLMVDSSM(Method):
 
     def items(self, catalogue: Catalogue) -> dict[str, Column]:
         """The features of items that the item tower reads."""
-        columns = item_columns(catalogue, self.features)
-        if not columns:
-            raise HomebodyError(
-                "Items have no features, such as a title or genres, and an item tower reads nothing else."
-            )
-        return columns
+        return tower_columns(catalogue, self.features)
 
     def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
         return tuple(name for columns in self.people(catalogue).values() for name in columns)
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
-        shared = {f"item/{part}": one for part, one in self._start(row_count(self.items(catalogue)), rng, "item")}
-        for name, columns in self.people(catalogue).items():
-            width = input_width(list(columns.values()))
-            shared |= {f"{name}/user/{part}": one for part, one in self._start(width, rng, f"{name}/user")}
-        return shared
+        return {
+            f"{name}/{part}": one
+            for name, width in self._inputs(catalogue).items()
+            for part, one in self.tower.start(width, rng.fold(name)).items()
+        }
 
-    def _start(self, width: int, rng: Rng, name: str) -> list[tuple[str, Tensor]]:
-        return list(self.tower.start(width, rng.fold(name)).items())
+    def _inputs(self, catalogue: Catalogue) -> dict[str, int]:
+        """How many inputs each tower has."""
+        items, views = row_count(self.items(catalogue)), self.people(catalogue)
+        return {"item": items, **{f"{name}/user": input_width(list(own.values())) for name, own in views.items()}}
 
     def init_server(self, shared: Tree) -> Tree:
         return adam_start({name: shared[name] for name in self._sent(shared)})
@@ -202,11 +197,10 @@ class FLMVDSSM(Method):
         """What `view` would give for no samples: for a view that does not answer."""
         item = shared["item/first"]
         nothing = Rows(torch.full((1,), -1, device=item.device), torch.zeros_like(item[:1]), len(item))
-        towers = {f"{name}/user/{part}": shared[f"{name}/user/{part}"] for part in PARTS}
         return {
             "item/first": nothing,
             "item/layers": torch.zeros_like(shared["item/layers"]),
-            **{f"user/{part}": torch.zeros_like(towers[f"{name}/user/{part}"]) for part in PARTS},
+            **{f"user/{part}": torch.zeros_like(shared[f"{name}/user/{part}"]) for part in PARTS},
         }
 
     def stepped(self, name: str, local: Tree, gradient: Update) -> Tree:
@@ -223,18 +217,19 @@ class FLMVDSSM(Method):
         touched = torch.where(index[:, None] >= 0, shared["item/first"][index.clamp(min=0)], 0.0)
         of_items = first_layer(touched, batch["place"], batch["weight"])
         count = real[:, 0].sum().clamp(min=1)
+        positive = torch.arange(real.shape[1], device=real.device) == 0  # so that no row of the softmax is empty
         tower = self.tower
 
         def loss(of_person: Tensor, user_layers: Tensor, of_items: Tensor, item_layers: Tensor) -> Tensor:
             person, items = tower.encode(user_layers, of_person), tower.encode(item_layers, of_items)
             fit = self.gamma * cosine(person, items).reshape(real.shape)
-            fit = torch.where(real | _first_of(real), fit, -torch.inf)  # Eq. 5, among those that were drawn
+            fit = torch.where(real | positive, fit, -torch.inf)  # Eq. 5, among those that were drawn
             return torch.where(real[:, 0], fit.logsumexp(1) - fit[:, 0], 0.0).sum()
 
         slopes, total = grad_and_value(loss, argnums=(0, 1, 2, 3))(
             given @ first, layers, of_items, shared["item/layers"]
         )
-        share = _knows(given) / (count if self.weighting == "clients" else float(self.batch_size or 1))
+        share = knows(given) / (count if self.weighting == "clients" else float(self.batch_size or 1))
         of_person, user_layers, of_items, item_layers = (share * one for one in slopes)
         empty = torch.zeros_like(touched)
         rows = spread_rows(empty, [bags_of(batch["place"], batch["weight"])], [of_items[:, None]])
@@ -247,7 +242,6 @@ class FLMVDSSM(Method):
         return gradient, total / count
 
     def _own(self, name: str, shared: Tree, local: Tree) -> tuple[Tensor, Tensor]:
-        """A view's own tower."""
         where = shared if self.aggregate_users else local
         return where[f"{name}/user/first"], where[f"{name}/user/layers"]
 
@@ -279,20 +273,17 @@ class FLMVDSSM(Method):
             first, layers = self._own(name, shared, local)
             given = inputs(columns, data.features)
             fit = cosine(tower.encode(layers, given @ first), vectors)
-            found[name] = (self.gamma * _knows(given) * fit).softmax(0)
+            found[name] = (self.gamma * knows(given) * fit).softmax(0)
         return found
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What the channel derives. If user towers stay home, the noise on the item tower covers all that is sent."""
-        noise = self.uplink.facts.view_noise
+        noise, told = self.uplink.facts.view_noise, list(super().charges(cohort))
         if noise is not None and not self.aggregate_users:
             told = noise.whole(cohort)
         elif noise is not None:
             towers = NonPrivate("gradients of the user towers carry no noise")
-            known = super().charges(cohort)
-            told = [replace(one, event=towers) if one.observer in OBSERVERS else one for one in known]
-        else:
-            told = list(super().charges(cohort))
+            told = [replace(one, event=towers) if one.observer in OBSERVERS else one for one in told]
         if len(self.named) == 1:
             return [one for one in told if one.observer != "views"]  # there is no other view
         if any(one.observer == "views" for one in told):
@@ -301,8 +292,7 @@ class FLMVDSSM(Method):
 
     def shared_numbers(self, catalogue: Catalogue) -> int:
         """How many shared parameters there are."""
-        widths = [input_width(list(columns.values())) for columns in self.people(catalogue).values()]
-        return sum(map(self.tower.numbers, (row_count(self.items(catalogue)), *widths)))
+        return sum(map(self.tower.numbers, self._inputs(catalogue).values()))
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         tower, numbers, views = self.tower, self.shared_numbers(catalogue), len(self.people(catalogue))
@@ -320,16 +310,6 @@ class FLMVDSSM(Method):
 def views_of(shared: Mapping[str, object]) -> list[str]:
     """The views whose towers there are."""
     return [name.removesuffix("/user/first") for name in shared if name.endswith("/user/first")]
-
-
-def _knows(given: Tensor) -> Tensor:
-    """1 if a view has anything on this person, otherwise 0."""
-    return (given != 0).any().float()
-
-
-def _first_of(real: Tensor) -> Tensor:
-    """Marks each sample's positive, so that no row of the softmax is empty."""
-    return torch.arange(real.shape[1], device=real.device) == 0
 
 
 def _joined(mean: Tree, views: list[str]) -> Tree:

@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Stateless, Total, Tree, Update, Work, param
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -52,7 +52,7 @@ LARGEST = 1e18
 
 
 @dataclass(frozen=True)
-class FMFLDP(Method):
+class FMFLDP(Stateless):
     """Implicit matrix factorisation from one-bit reports of single gradient entries."""
 
     uplink: Channel = Channel(OneBit(epsilon=2.5, k=100), Shuffle())
@@ -95,9 +95,6 @@ class FMFLDP(Method):
         held = 2 * ((8 * F + 64) * n_items + longest * (8 * F + 16) + 24 * F * F)
         operations = (n_items + longest) * (4 * F * F + 20 * F + 100) + 8 * F**3
         return Work.of(held, operations, calls=300, sent=n_items * F)
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         return {"items": data.items, "valid": data.valid}

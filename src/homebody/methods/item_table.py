@@ -49,11 +49,6 @@ class ItemTable(Method):
         return Scoring(parameters="base" if self.dual else "latest")
 
     @property
-    def passes(self) -> int:
-        """Passes over a client's samples in a round."""
-        return self.epochs
-
-    @property
     def function(self) -> ScoreFunction:
         """The score function of an item's row; by default a linear one."""
         return ScoreFunction(self.factors)

@@ -124,11 +124,6 @@ class NNSelf(PrivRec):
         label = take(batch["rating"], place)[:, None] if self.output == "explicit" else self._labels(place)
         return Samples(place, torch.where(real, item, 0), real, label, slot=item)
 
-    def _labels(self, place: Tensor) -> Tensor:
-        label = torch.zeros(len(place), self.per_item, device=place.device)
-        label[:, 0] = 1.0
-        return label
-
     def _inner(self, tree: Tree, batch: Batch, support: Samples) -> Tree:
         """The parameters after SGD on the support set, as a differentiable function of `tree`."""
         size = self.batch_size or max(1, len(support.place))
@@ -146,7 +141,7 @@ class NNSelf(PrivRec):
     def _loss(self, tree: Tree, batch: Batch, samples: Samples) -> Tensor:
         """The mean loss of some samples; `tree["item"]` holds the touched rows alone."""
         person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
-        given = (person, _some(around, samples.place), _some(items, samples.item.flatten()))
+        given = (person, around.at(samples.place), items.at(samples.item.flatten()))
         who, where, what = (vectors(tree["feature"], part) for part in given)
         network = self.network(items.block.shape[0], person.block.shape[0] + around.block.shape[0])
         beside = torch.cat([who.expand(len(samples.place), -1), where], -1).repeat_interleave(self.per_item, 0)
@@ -186,10 +181,6 @@ class Samples(NamedTuple):
 def take(values: Tensor, place: Tensor) -> Tensor:
     """`values[place]` for a vector, by `ops.take_rows`."""
     return ops.take_rows(values[:, None], place)[:, 0]
-
-
-def _some(described: Described, place: Tensor) -> Described:
-    return described._replace(row=ops.take_rows(described.row, place), weight=ops.take_rows(described.weight, place))
 
 
 @dataclass(frozen=True)

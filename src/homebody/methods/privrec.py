@@ -30,7 +30,7 @@ from torch.nn.functional import softplus
 
 from homebody import ops
 from homebody.bags import Bags, spread_rows, sum_rows
-from homebody.core import About, Batch, Catalogue, Data, Method, Scoring, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Scoring, Stateless, Total, Tree, Update, Work, param
 from homebody.methods.kernels import privrec as kernels
 from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.models.networks import ScoreFunction, read_widths
@@ -42,7 +42,7 @@ __all__ = ["PrivRec"]
 
 
 @dataclass(frozen=True)
-class PrivRec(Method):
+class PrivRec(Stateless):
     """A network on features of people and items, and a start from which each device adapts it quickly."""
 
     uplink: Channel = Channel()
@@ -82,10 +82,6 @@ class PrivRec(Method):
     @property
     def scoring(self) -> Scoring:
         return Scoring("ratings" if self.output == "explicit" else "ranking", "adapted", numbers=64)
-
-    @property
-    def passes(self) -> int:
-        return self.epochs
 
     def network(self, blocks: int, beside: int) -> ScoreFunction:
         """The layers, for so many features of items and so many of people and circumstances."""
@@ -131,9 +127,6 @@ class PrivRec(Method):
         calls = 200 * epochs + steps * len(network.widths) // 10 + 800
         return Work.of(held, operations, calls, sent=numbers)
 
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {}
-
     def prepare(self, data: Data, rng: Rng) -> Batch:
         epochs, length = max(self.epochs, self.adapt_epochs), len(data.items)
         order = ops.shuffles(rng, data.valid, epochs)
@@ -148,9 +141,8 @@ class PrivRec(Method):
             "negative": drawn.to(torch.int32).reshape(length, epochs, self.negatives),
         }
         if self.output == "explicit":
-            batch["rating"] = (
-                torch.zeros_like(data.items, dtype=torch.float32) if data.ratings is None else data.ratings
-            )
+            unrated = torch.zeros_like(data.items, dtype=torch.float32)
+            batch["rating"] = unrated if data.ratings is None else data.ratings
         return batch | {f"{name}/{part}": value for name, d in described.items() for part, value in d._asdict().items()}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
@@ -206,8 +198,8 @@ class PrivRec(Method):
         for epoch in range(epochs):
             place = batch["order"][epoch].long()
             sample, label, real = self._samples(batch, place, epoch, valid)
-            there = [taken(column, place) for column in where[:2]]
-            about = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in what[:2]]
+            there = [ops.take_rows(column, place) for column in where[:2]]
+            about = [ops.take_rows(column, sample.flatten()).reshape(*sample.shape, -1) for column in what[:2]]
             loss = torch.zeros_like(loss)
             for label_, real_, *now in ops.minibatches(size, label, real, *there, *about):
                 given = [whose, what._replace(row=now[2].flatten(0, 1), weight=now[3].flatten(0, 1))]
@@ -224,11 +216,14 @@ class PrivRec(Method):
         item, real = batch["item"].gather(0, place)[:, None], valid.gather(0, place)[:, None]
         if self.output == "explicit":
             return item, batch["rating"].gather(0, place)[:, None], real
-        sample = torch.cat([item, taken(batch["negative"][:, epoch], place)], 1)
+        sample = torch.cat([item, ops.take_rows(batch["negative"][:, epoch], place)], 1)
         real = real & (sample >= 0)
-        label = torch.zeros(sample.shape, device=place.device)
+        return torch.where(real, sample, 0), self._labels(place), real
+
+    def _labels(self, place: Tensor) -> Tensor:
+        label = torch.zeros(len(place), self.per_item, device=place.device)
         label[:, 0] = 1.0
-        return torch.where(real, sample, 0), label, real
+        return label
 
     def _step(
         self,
@@ -280,11 +275,6 @@ class PrivRec(Method):
 
 SCORED = 1 << 15
 """Items that are scored together."""
-
-
-def taken(values: Tensor, place: Tensor) -> Tensor:
-    """`values[place]`, by operations that vmap supports."""
-    return values.gather(0, place[:, None].expand(-1, values.shape[1]))
 
 
 def _with_own(items: Described) -> Described:

@@ -29,13 +29,13 @@ from homebody.data import split_kernels
 from homebody.methods.kernels import adapt_many
 from homebody.methods.kernels.mf import Embeddings, avoided, outside
 from homebody.methods.privrec import PrivRec
-from homebody.models.dssm import Described, Vocabulary
+from homebody.models.dssm import Vocabulary
 from homebody.models.networks import read_widths
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range, common_params
 
-__all__ = ["Adapted", "Everyone", "PrivRecCEN", "at"]
+__all__ = ["Adapted", "Everyone", "PrivRecCEN"]
 
 ONLY = torch.zeros(1, dtype=torch.int64)
 ADAPTED_BYTES = 64 << 20
@@ -98,7 +98,7 @@ class PrivRecCEN(Reference):
             real, flat = (sample >= 0).float(), sample.clamp(min=0).flatten()
             label = torch.zeros_like(real)
             label[:, 0] = 1.0
-            given = (at(everyone.people, who), at(everyone.around, place), at(everyone.described, flat))
+            given = (everyone.people.at(who), everyone.around.at(place), everyone.described.at(flat))
             layers = learnt["layers"].value[0].clone().requires_grad_()
             item = learnt["item"].value[flat].requires_grad_()
             rows = [learnt["feature"].value[part.row].requires_grad_() for part in given]
@@ -160,7 +160,6 @@ class Everyone:
         )
 
     def one(self, items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
-        """One person's data."""
         features = dict(zip(self.features, others, strict=False))
         contexts = dict(zip(self.contexts, others[len(features) :], strict=True))
         return Data(items, valid, excluded, self.catalogue, features, contexts)
@@ -216,8 +215,3 @@ class Adapted:
             return self.method.score(self.shared, mine, self.everyone.one(*parts)._replace(now=around), items)
 
         return vmap(score)(mine, dict(now), *data)
-
-
-def at(described: Described, place: Tensor) -> Described:
-    """The descriptions at these places."""
-    return described._replace(row=described.row[place], weight=described.weight[place])

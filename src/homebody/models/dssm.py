@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from homebody import ops
 from homebody.core import Catalogue, Column
 from homebody.errors import unknown_name
 
@@ -36,6 +37,10 @@ class Described(NamedTuple):
     def on(self, device: torch.device) -> Described:
         """The same on this device; without any feature it would be on the CPU."""
         return Described(*(part.to(device) for part in self))
+
+    def at(self, place: Tensor) -> Described:
+        """Of several things, those at these places."""
+        return self._replace(row=ops.take_rows(self.row, place), weight=ops.take_rows(self.weight, place))
 
 
 @dataclass(frozen=True)

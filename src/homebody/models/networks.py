@@ -19,7 +19,7 @@ from torch import Tensor
 from homebody.errors import HomebodyError
 from homebody.rng import Rng
 
-__all__ = ["GRU", "FeedForward", "Network", "ScoreFunction", "read_widths"]
+__all__ = ["GRU", "FeedForward", "Network", "ScoreFunction", "read_widths", "tower_widths"]
 
 NUMBERS_AT_ONCE = 1 << 20
 """Limit on the first layer's activations while `Network` scores all users with all items."""
@@ -133,6 +133,14 @@ def read_widths(name: str, text: str) -> tuple[int, ...]:
     if not all(width.isdecimal() and int(width) for width in widths):
         raise HomebodyError(f"{name} must be widths of hidden layers, such as 32,16,8, or empty; not {text!r}.")
     return tuple(int(width) for width in widths)
+
+
+def tower_widths(name: str, text: str) -> tuple[int, ...]:
+    """Read widths of a tower's layers, such as 64,32,16: two or more."""
+    widths = read_widths(name, text)
+    if len(widths) < 2:
+        raise HomebodyError(f"{name} must name two layers or more, such as 64,32,16; not {text!r}.")
+    return widths
 
 
 @dataclass(frozen=True)

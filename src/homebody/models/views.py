@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from homebody.core import Catalogue, Column
 from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["item_columns", "view_columns"]
+__all__ = ["item_columns", "knows", "tower_columns", "view_columns"]
 
 
 def view_columns(catalogue: Catalogue, chosen: str = "") -> dict[str, dict[str, Column]]:
@@ -37,6 +39,19 @@ def item_columns(catalogue: Catalogue, chosen: str = "", *, texts: bool = True) 
         for name, column in catalogue.items.items()
         if (name in names if names else column.kind != "number" and (texts or not column.text))
     }
+
+
+def tower_columns(catalogue: Catalogue, chosen: str = "") -> dict[str, Column]:
+    """The same for an item tower, which reads nothing else: refused where there are none."""
+    columns = item_columns(catalogue, chosen)
+    if not columns:
+        raise HomebodyError("Items have no features, such as a title or genres, and an item tower reads nothing else.")
+    return columns
+
+
+def knows(given: Tensor) -> Tensor:
+    """1 if a view has anything on a person, by the inputs that it gives; otherwise 0."""
+    return (given != 0).any().float()
 
 
 def _listed(chosen: str) -> list[str]:

@@ -111,7 +111,7 @@ def epsilon(
     return Bound(bounds[best], delta, relation, best, bounds, tuple(sorted(notes)))
 
 
-def within(events: Iterable[tuple[Event, int]], target: float, delta: float, *, group: int = 1) -> bool:
+def within(events: Iterable[tuple[Event, int]], target: float, delta: float) -> bool:
     """Whether everything together stays within ε = target. The cheap accountants go first, for loops that ask often.
 
     >>> from homebody.privacy import GaussianRelease, Sampling
@@ -120,9 +120,7 @@ def within(events: Iterable[tuple[Event, int]], target: float, delta: float, *, 
     (True, False)
     """
     counted = list(events)
-    if epsilon(counted, delta, group=group, only=_CHEAP).epsilon <= target:
-        return True
-    return epsilon(counted, delta, group=group).epsilon <= target
+    return any(epsilon(counted, delta, only=accountants).epsilon <= target for accountants in (_CHEAP, None))
 
 
 def _counted(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:

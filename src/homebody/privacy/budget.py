@@ -1,23 +1,23 @@
-"""Budgets of ε: checked before each round of a run; how many rounds they allow, and which noise spends them exactly."""
+"""Budgets of ε: checked before each round of a run; and which noise spends them exactly."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from homebody.errors import HomebodyError
-from homebody.privacy.accountant import epsilon, within
+from homebody.privacy.accountant import epsilon
 from homebody.privacy.channel import Channel
-from homebody.privacy.events import Charge, Event, GaussianRelease, LaplaceRelease, Observer, Relation, Sampling, Unit
+from homebody.privacy.events import Charge, Event, Observer, Unit
 from homebody.privacy.ledger import DELTA, Ledger
+from homebody.settings import parse
 
-__all__ = ["Budget", "calibrate", "calibrate_events", "calibrated", "check_delta", "most_rounds"]
+__all__ = ["Budget", "calibrate_events", "calibrated", "check_delta"]
 
 _SPENT = 1e-3
 """Calibrated noise leaves at most this share of the budget unspent."""
-_EVERYONE = Sampling()
 Planned = Callable[[Channel], Sequence[tuple[Sequence[Charge], int]]]
 """What the planned rounds through a channel would be charged, and how many rounds there are of each."""
 
@@ -60,10 +60,7 @@ class Budget:
         values: dict[str, Any] = {name: given[name] for name in ("unit", "observer") if name in given}
         for key, name in (("eps", "epsilon"), ("delta", "delta")):
             if key in given:
-                try:
-                    values[name] = float(given[key])
-                except ValueError:
-                    raise HomebodyError(f"A budget's {key} must be a number, not '{given[key]}'.") from None
+                values[name] = parse(f"A budget's {key}", given[key], float)
         return cls(**values)
 
     def __str__(self) -> str:
@@ -110,50 +107,18 @@ def check_delta(delta: float) -> None:
         raise HomebodyError(f"δ must be at least 0 and under 1, not {delta:g}.")
 
 
-def most_rounds(event: Event, target: float, delta: float, *, limit: int = 10**6) -> int:
-    """How often the event may happen within ε = target, up to a limit.
-
-    >>> most_rounds(GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800)), 2.5, 1e-6)
-    1048
-    """
-    low, high = 0, 1
-    while high <= limit and within([(event, high)], target, delta):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within([(event, middle)], target, delta) else (low, middle)
-    return low
-
-
-def calibrate(
-    target: float,
-    delta: float,
-    rounds: int,
-    relation: Relation,
-    sampling: Sampling = _EVERYONE,
-    *,
-    kind: Literal["gaussian", "laplace"] = "gaussian",
-    group: int = 1,
-) -> float:
-    """The smallest noise multiplier that keeps this many rounds within (target, δ); it spends ε to 0.1 %.
-
-    >>> z = calibrate(2.446, 1e-6, 1000, "replace-one", Sampling("fixed", cohort=30, population=4800))
-    >>> round(z, 2)
-    1.0
-    """
-    release = GaussianRelease if kind == "gaussian" else LaplaceRelease
-    if kind == "gaussian" and delta == 0:
-        raise HomebodyError("Gaussian noise has no ε at δ = 0: give a δ above 0, or use Laplace noise.")
-    return calibrate_events(lambda z: [(release(z, relation, sampling), rounds)], target, delta, group=group)
-
-
 def calibrate_events(
     events: Callable[[float], Iterable[tuple[Event, int]]], target: float, delta: float, *, group: int = 1
 ) -> float:
     """The smallest noise at which `events(noise)` stays within (target, δ), where more noise never costs more.
 
-    The search is on a logarithmic scale, by secants kept within a bracket: a bound is dear.
+    The search is on a logarithmic scale, by secants kept within a bracket: a bound is dear. ε is spent to 0.1 %.
+
+    >>> from homebody.privacy import GaussianRelease, Sampling
+    >>> sampling = Sampling("fixed", cohort=30, population=4800)
+    >>> z = calibrate_events(lambda z: [(GaussianRelease(z, "replace-one", sampling), 1000)], 2.446, 1e-6)
+    >>> round(z, 2)
+    1.0
     """
     if not (math.isfinite(target) and target > 0):
         raise HomebodyError(f"The ε to spend must be a finite number above 0, not {target}.")

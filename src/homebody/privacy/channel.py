@@ -391,8 +391,9 @@ before it.
         That is a stage with `charges` or `place` of its own, or inherited: it may change the halves that they are
         about. A channel of one's own counts too. None: there is none.
         """
-        kinds = [type(self), *(type(stage) for stage in self.stages if _states_anything(type(stage)))]
-        return next((kind.__name__ for kind in kinds if not ships(kind)), None)
+        kinds = [type(stage) for stage in self.stages]
+        stating = (kind for kind in kinds if _states_charges(kind) or kind.place is not Stage.place)
+        return next((kind.__name__ for kind in (type(self), *stating) if not ships(kind)), None)
 
     def claims(self, charges: Sequence[Charge], by: str) -> Sequence[Charge]:
         """Charges that somebody states and nothing derives: every observer may be told everything."""
@@ -404,10 +405,6 @@ before it.
 
 def _states_charges(kind: type[Stage]) -> bool:
     return kind.charges is not Stage.charges
-
-
-def _states_anything(kind: type[Stage]) -> bool:
-    return _states_charges(kind) or kind.place is not Stage.place
 
 
 def _placed(stage: Stage, before: Facts) -> tuple[Stage, Facts]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from homebody.errors import HomebodyError
 
@@ -110,9 +110,14 @@ class _NoisyRelease:
     relation: Relation
     sampling: Sampling = Sampling()
 
+    _noise: ClassVar[str]
+
     def __post_init__(self) -> None:
         _number(self, "multiplier", "A noise multiplier")
         _check_relation(self.relation, self.sampling)
+
+    def __str__(self) -> str:
+        return f"{self._noise.format(self.multiplier)} sensitivity ({self.relation}); {self.sampling}"
 
 
 @dataclass(frozen=True)
@@ -120,9 +125,7 @@ class GaussianRelease(_NoisyRelease):
     """One release with Gaussian noise, its standard deviation measured against the ℓ2 sensitivity."""
 
     kind: Literal["gaussian"] = "gaussian"
-
-    def __str__(self) -> str:
-        return f"Gaussian noise, {self.multiplier:g} × the ℓ2 sensitivity ({self.relation}); {self.sampling}"
+    _noise = "Gaussian noise, {:g} × the ℓ2"
 
 
 @dataclass(frozen=True)
@@ -130,10 +133,7 @@ class HelpedRelease(_NoisyRelease):
     """The same, as the server sees it where a helper adds the noise: it holds while the two do not collude."""
 
     kind: Literal["helped-gaussian"] = "helped-gaussian"
-
-    def __str__(self) -> str:
-        noise = f"Gaussian noise that a helper adds, {self.multiplier:g} × the ℓ2 sensitivity"
-        return f"{noise} ({self.relation}); {self.sampling}"
+    _noise = "Gaussian noise that a helper adds, {:g} × the ℓ2"
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ class LaplaceRelease(_NoisyRelease):
     """One release with Laplace noise in each coordinate, its scale measured against the ℓ1 sensitivity."""
 
     kind: Literal["laplace"] = "laplace"
-
-    def __str__(self) -> str:
-        return f"Laplace noise, {self.multiplier:g} × the ℓ1 sensitivity ({self.relation}); {self.sampling}"
+    _noise = "Laplace noise, {:g} × the ℓ1"
 
 
 @dataclass(frozen=True)
@@ -212,14 +210,11 @@ class Reports:
     count: int = 1
     sampling: Sampling = Sampling()
     kind: Literal["reports"] = "reports"
+    relation: ClassVar[Relation] = "replace-one"
 
     def __post_init__(self) -> None:
         _number(self, "epsilon", "ε of a report")
         _check_count(self.count, "reports")
-
-    @property
-    def relation(self) -> Relation:
-        return "replace-one"
 
     def __str__(self) -> str:
         if self.count == 1:
@@ -240,19 +235,13 @@ class ShuffledReports:
     count: int
     users: int
     kind: Literal["shuffled-reports"] = "shuffled-reports"
+    relation: ClassVar[Relation] = "replace-one"
+    sampling: ClassVar[Sampling] = Sampling()
 
     def __post_init__(self) -> None:
         _number(self, "epsilon", "ε of a report")
         _check_count(self.count, "reports")
         _check_count(self.users, "shuffled users")
-
-    @property
-    def relation(self) -> Relation:
-        return "replace-one"
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling()
 
     def __str__(self) -> str:
         among = f"shuffled among {self.users:,} {'person' if self.users == 1 else 'people'}"
@@ -267,14 +256,8 @@ class NonPrivate:
 
     reason: str
     kind: Literal["not-private"] = "not-private"
-
-    @property
-    def relation(self) -> Relation:
-        return "replace-one"
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling()
+    relation: ClassVar[Relation] = "replace-one"
+    sampling: ClassVar[Sampling] = Sampling()
 
     def __str__(self) -> str:
         return f"not private: {self.reason}"

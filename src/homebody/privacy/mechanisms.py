@@ -131,9 +131,8 @@ def terms(events: Iterable[tuple[Event, int]], relation: Relation, notes: set[st
     for event, count in events:
         if isinstance(event, NonPrivate):
             raise TypeError("what is not private has no terms")
-        doubled = event.relation != relation
         term, times = _term(event, notes)
-        if doubled:
+        if event.relation != relation:
             notes.add(
                 "Events under add-remove count twice, as one removal and one addition, to compose with replace-one."
             )
@@ -428,14 +427,9 @@ def _smallest(given: Any, delta: float) -> float:
 @lru_cache(maxsize=256)
 def shuffle_spread(term: ShuffledTerm) -> tuple[float, float]:
     """The mean and the standard deviation of one shuffle's privacy loss."""
-    losses, masses = _clone_losses(term)
+    losses, masses = clone_losses(term.epsilon, term.users)
     mean = float(masses @ losses)
     return mean, math.sqrt(float(masses @ (losses - mean) ** 2))
-
-
-@lru_cache(maxsize=1)
-def _clone_losses(term: ShuffledTerm) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    return clone_losses(term.epsilon, term.users)
 
 
 @lru_cache(maxsize=8)
@@ -451,12 +445,14 @@ def _repeated_pld(term: Term, count: int, interval: float) -> Any:
 def _pld(term: Term, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as distributions
     from dp_accounting.pld.pld_pmf import DensePLDPmf
+    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
     match term:
         case GaussianTerm(sampling=Sampling(kind="fixed")) | SkellamTerm():
             return None
         case GaussianTerm() if not term.sampling.amplifies:
-            return _gaussian_pld(term.multiplier, interval)
+            loss = GaussianPrivacyLoss(term.multiplier)
+            return _all_at_once(loss, interval, GaussianPrivacyLoss.inverse_privacy_loss)
         case GaussianTerm():
             rate = term.sampling.rate
             return distributions.from_gaussian_mechanism(
@@ -474,17 +470,11 @@ def _pld(term: Term, interval: float) -> Any:
             lowest, mass = split_on_grid(losses, masses, interval)
             infinity = term.delta
         case ShuffledTerm():
-            lowest, mass = split_on_grid(*_clone_losses(term), interval)
+            lowest, mass = split_on_grid(*clone_losses(term.epsilon, term.users), interval)
             infinity = 0.0
     pmf = DensePLDPmf(interval, lowest, mass, infinity, True)
     # Both directions are alike: exchanging the two bits exchanges the two worlds.
     return distributions.PrivacyLossDistribution(pmf)
-
-
-def _gaussian_pld(multiplier: float, interval: float) -> Any:
-    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
-
-    return _all_at_once(GaussianPrivacyLoss(multiplier), interval, GaussianPrivacyLoss.inverse_privacy_loss)
 
 
 def _laplace_pld(scale: float, interval: float) -> Any:

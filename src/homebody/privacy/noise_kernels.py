@@ -9,7 +9,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from homebody.kernels import GOLDEN, mix
+from homebody.kernels import GOLDEN, mix, store
 from homebody.parallel import inner, parallel
 
 __all__ = [
@@ -307,9 +307,7 @@ def steps(lower, upper, value, step, most, out):
         block = np.empty(_BLOCK, dtype=value.dtype)
         for start in range(0, value.shape[1], _BLOCK):
             end = min(value.shape[1], start + _BLOCK)
-            part = value[row, start:end]
-            for place in range(len(part)):  # an assignment of slices would take a second to compile
-                block[place] = part[place]
+            store(value[row, start:end], block[: end - start])
             for place in range(end - start):
                 count = np.float64(block[place]) / step
                 count = count if count == count else 0.0

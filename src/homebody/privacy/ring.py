@@ -21,6 +21,7 @@ from homebody.core import Rows, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.ops import for_cohort
 from homebody.privacy import noise_kernels
+from homebody.privacy.stages import dense, values_of
 from homebody.rng import Rng
 
 __all__ = ["Ring", "entries_of", "finest", "fitting", "longest", "reach_of_gaussian", "reach_of_noise", "rounded"]
@@ -61,16 +62,16 @@ def fitting(entries: int) -> int:
     return steps
 
 
-def finest(people: int, width: int = 4) -> int:
+def finest(people: int) -> int:
     """How many steps the range of a number has where there is no noise: as many as fit, and no fewer than with it.
 
-    width: the bytes in which a sum over so many people is to fit.
+    A sum over so many people is to fit into 4 bytes.
 
     >>> finest(100) == 2**24, finest(10**6)
     (True, 4096)
     """
     steps = _MOST_STEPS
-    while steps > COARSEST and people * (steps + 1) >= 1 << (8 * width - 1):
+    while steps > COARSEST and people * (steps + 1) >= 1 << 31:
         steps //= 2
     return steps
 
@@ -132,13 +133,13 @@ class Ring:
 
     def encode(self, message: Tree, rng: Rng) -> Numbers:
         """A message, dense, as one vector. What is not whole is cut off at `largest` and rounded at random."""
-        tensors = {name: _dense(message[name]) for name in sorted(message)}
+        tensors = {name: dense(message[name]) for name in sorted(message)}
         if not self.whole:
             most = self.largest
             cut = {
                 name: value.float().nan_to_num(0.0, most, -most).clamp(-most, most) for name, value in tensors.items()
             }
-            tensors = {name: _dense(value) for name, value in rounded(cut, rng, 1 / self.step).items()}
+            tensors = {name: dense(value) for name, value in rounded(cut, rng, 1 / self.step).items()}
         flat = [value.detach().cpu().to(torch.int64).flatten().numpy() for value in tensors.values()]
         return (np.concatenate(flat) if flat else np.zeros(0, dtype=np.int64)).view(np.uint64) & self.mask
 
@@ -196,7 +197,7 @@ def rounded(update: Update, rng: Rng, scale: float, most: float | None = None) -
     """
     if not update:
         return {}
-    parts = {name: value.value if isinstance(value, Rows) else value for name, value in update.items()}
+    parts = {name: values_of(value) for name, value in update.items()}
     starts = np.cumsum([0, *(part.numel() for part in parts.values())])
     flat = torch.cat([part.flatten().to(torch.promote_types(part.dtype, torch.float32)) for part in parts.values()])
     keys = torch.stack([rng.fold(name).next_key() for name in parts])
@@ -215,7 +216,3 @@ def _rounded(value: Tensor, keys: Tensor, starts: tuple[int, ...], scale: float,
     out = torch.empty(numbers.shape, dtype=torch.int32)
     noise_kernels.round_at_random(numbers, streams, np.array(starts), scale, most, TRIES, out.numpy())
     return (out.to(value.device),)
-
-
-def _dense(value: Rows | Tensor) -> Tensor:
-    return value.dense() if isinstance(value, Rows) else value

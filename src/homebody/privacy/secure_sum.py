@@ -21,13 +21,13 @@ from typing import Self, get_args
 
 import torch
 
-from homebody.core import Cohort, Total, Tree, Update, Work
+from homebody.core import Cohort, Total, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, Relation, Sampling, SkellamRelease
 from homebody.privacy.mechanisms import EVERYONE
 from homebody.privacy.ring import COARSEST, entries_of, fitting, longest, rounded
 from homebody.privacy.skellam import UNIT, skellam
-from homebody.privacy.stages import Facts, Stage, check_number, dense, noised, real, sampling
+from homebody.privacy.stages import Facts, NoiseStage, Stage, check_known, check_number, dense, placed, real, sampling
 from homebody.rng import Rng
 
 __all__ = ["SecureSum", "Skellam"]
@@ -78,7 +78,7 @@ def check_shares(least: float, colluding: float, *, helper: bool = False) -> Non
 
 
 @dataclass(frozen=True)
-class Skellam(Stage):
+class Skellam(NoiseStage):
     """Noise that the parties of a round add between them, of z × the ℓ2 sensitivity, in every coordinate of the sum.
 
     It comes after a clip and before a `SecureSum`. The update is rounded at random to whole numbers of steps, and
@@ -106,8 +106,7 @@ class Skellam(Stage):
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of Skellam noise,", self.z)
-        if self.relation not in get_args(Relation):
-            raise HomebodyError(f"There is no relation '{self.relation}': {' or '.join(get_args(Relation))}.")
+        check_known("relation", self.relation, get_args(Relation))
         check_shares(self.least, self.colluding)
         if type(self.parties) is not int or self.parties < 1:
             raise HomebodyError(f"A round has a whole number of parties from 1, not {self.parties!r}.")
@@ -115,20 +114,17 @@ class Skellam(Stage):
     @property
     def scale(self) -> float:
         """The standard deviation of the noise that is counted on in a sum, before anything is rounded."""
-        return self.z * self._placed
+        return self.z * placed(self.sensitivity, "Skellam noise")
 
     @property
     def norm(self) -> float:
         """The norm that an update is clipped to."""
-        return self._placed / self._times
+        return placed(self.sensitivity, "Skellam noise") / self._times
 
     def place(self, facts: Facts) -> tuple[Self, Facts]:
         bound = facts.bound(2, "Skellam noise")
         known = replace(self, sensitivity=self._times * bound)
         return known, replace(facts, hidden="Skellam noise", noise="skellam", noise_on_sum=False, skellam=known)
-
-    def work(self, given: Work) -> Work:
-        return noised(given)
 
     def device(self, update: Update, rng: Rng) -> Update:
         return self.noise_of_many(self.before_noise(update, rng), 1, rng)
@@ -196,12 +192,6 @@ class Skellam(Stage):
     def _times(self) -> int:
         """How many times the length of an update one person moves a sum."""
         return 1 if self.relation == "add-remove" else 2
-
-    @property
-    def _placed(self) -> float:
-        if self.sensitivity is None:
-            raise HomebodyError("Skellam noise takes its measure from the clip of its channel: put it into a Channel.")
-        return self.sensitivity
 
 
 @dataclass(frozen=True)
@@ -275,8 +265,8 @@ class SecureSum(Stage):
             )
         if facts.hidden and self.range is not None:
             raise HomebodyError(f"A range bounds updates, and here is {facts.hidden}: leave range out of secure-sum.")
-        placed = replace(self, noise=facts.skellam)
-        return placed, replace(facts, sum=placed)
+        known = replace(self, noise=facts.skellam)
+        return known, replace(facts, sum=known)
 
     def deviation(self, entries: int, clients: int) -> float:
         return 0.0

@@ -10,6 +10,7 @@ A or to C − A. Everything here is computed from that pair; it holds for any ε
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +50,7 @@ def closed_form(epsilon: float, users: int, delta: float) -> float | None:
     return min(epsilon, math.log1p((gain - 1) / (gain + 1) * spread))
 
 
+@lru_cache(maxsize=1)
 def clone_losses(epsilon: float, users: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The privacy loss of one shuffle and its probability, cell by cell.
 

@@ -14,6 +14,7 @@ from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 from homebody.privacy.secure_sum import SecureSum, Skellam
 from homebody.privacy.stages import Clip, Gaussian, Laplace, Stage, VectorLaplace
 from homebody.privacy.views import ViewNoise, Views
+from homebody.settings import parse
 
 __all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_texts", "with_noise"]
 
@@ -87,10 +88,8 @@ def _settings(kind: type[Any]) -> list[Field[Any]]:
     return [setting for setting in fields(kind) if not setting.kw_only]
 
 
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """The types of its fields. They are evaluated from text, and a device reads its stages in every letter."""
-    return get_type_hints(kind)
+_hints = functools.cache(get_type_hints)
+"""The types of a stage's fields. They are evaluated from text, and a device reads its stages in every letter."""
 
 
 def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
@@ -126,13 +125,13 @@ def _parse_stage(spec: str) -> Stage:
             norms = values.setdefault("norm", {})
             if not isinstance(norms, dict):
                 raise HomebodyError(f"The stage '{spec}' has one norm for all and one for '{tensor}': give one kind.")
-            norms[tensor] = _parse(spec, key, text, float)
+            norms[tensor] = parse(f"{key} in the stage '{spec}'", text, float)
         elif key not in known:
             raise unknown_name(f"setting of the stage {name}", key, known)
         elif key in values:
             raise HomebodyError(f"The stage '{spec}' has one norm for all and others for each tensor: give one kind.")
         else:
-            values[key] = _parse(spec, key, text, _kind(hints[key]))
+            values[key] = parse(f"{key} in the stage '{spec}'", text, _kind(hints[key]))
     wanted = [key for key, setting in known.items() if setting.default is MISSING or (name, key) in REQUIRED]
     missing = [key for key in wanted if key not in values]
     if missing:
@@ -170,13 +169,3 @@ def _kind(hint: Any) -> type:
         if any(text in str(hint) for text in texts):
             return kind
     return str
-
-
-def _parse(spec: str, key: str, text: str, kind: type) -> Any:
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return kind(text)
-    except (ValueError, KeyError):
-        words = {int: "a whole number", float: "a number", bool: "true or false"}
-        raise HomebodyError(f"{key} in the stage '{spec}' must be {words[kind]}, not '{text}'.") from None

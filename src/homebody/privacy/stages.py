@@ -284,7 +284,7 @@ class Clip(Stage):
 
     def device(self, update: Update, rng: Rng) -> Update:
         values = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in update.items()}
-        powers = {name: ops.power(_values(value), self.order) for name, value in values.items()}
+        powers = {name: ops.power(values_of(value), self.order) for name, value in values.items()}
         if isinstance(self.norm, Mapping):
             for name in values:
                 if name not in self.norm:
@@ -315,8 +315,15 @@ def clip_factor(power: Tensor, order: int, bound: float) -> Tensor:
     return torch.where(torch.isfinite(norm), factor, 0.0)
 
 
+class NoiseStage(Stage):
+    """A stage that adds noise in every coordinate: a device works on whole tables, in whole numbers of 64 bits."""
+
+    def work(self, given: Work) -> Work:
+        return passed(given) + Work(bytes=given.bytes)
+
+
 @dataclass(frozen=True)
-class Gaussian(Stage):
+class Gaussian(NoiseStage):
     """Noise that is added to the sum, of z × the ℓ2 sensitivity, in every coordinate.
 
     The server adds it, so it sees the sum without it: ε = ∞ against the server. The others see the noised sum, and do
@@ -343,12 +350,12 @@ class Gaussian(Stage):
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of Gaussian noise,", self.z, zero=True)
-        _known("relation", self.relation, get_args(Relation))
+        check_known("relation", self.relation, get_args(Relation))
 
     @property
     def scale(self) -> float:
         """The noise's standard deviation."""
-        return self.z * _placed(self.sensitivity, "Gaussian noise")
+        return self.z * placed(self.sensitivity, "Gaussian noise")
 
     def place(self, facts: Facts) -> tuple[Self, Facts]:
         bound = facts.bound(2, "Gaussian noise")
@@ -357,22 +364,19 @@ class Gaussian(Stage):
         after = replace(facts, hidden="Gaussian noise", noise="gaussian", noise_on_sum=True, grid=grid)
         return replace(self, sensitivity=known, grid=grid, helped=facts.helped), after
 
-    def work(self, given: Work) -> Work:
-        return noised(given)
-
     def device(self, update: Update, rng: Rng) -> Update:
-        return _on_grid(update, self.grid) if self.grid else update
+        return on_grid(update, self.grid) if self.grid else update
 
     def deviation(self, entries: int, clients: int) -> float:
         return self.scale
 
     def server(self, total: Total, rng: Rng) -> Total:
-        _placed(self.sensitivity, "Gaussian noise")
+        placed(self.sensitivity, "Gaussian noise")
         if self.grid is None:
             return total
         if self.added:
             return Total({name: self.grid.values(dense(value)) for name, value in total.sum.items()}, total.clients)
-        return Total(_noised(total.sum, self.grid, rng, gaussian), total.clients)
+        return Total(noised(total.sum, self.grid, rng, gaussian), total.clients)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if not self.z:
@@ -387,7 +391,7 @@ class Gaussian(Stage):
 
 
 @dataclass(frozen=True)
-class Laplace(Stage):
+class Laplace(NoiseStage):
     """Discrete Laplace noise of scale b in every coordinate, against an ℓ1 clip.
 
     On the device nobody sees the update without it, so it holds against the server as well, which learns who took
@@ -410,8 +414,8 @@ class Laplace(Stage):
 
     def __post_init__(self) -> None:
         check_number("b, the scale of Laplace noise,", self.b, zero=True)
-        _known("place for Laplace noise", self.where, ("device", "sum"))
-        _known("relation", self.relation, get_args(Relation))
+        check_known("place for Laplace noise", self.where, ("device", "sum"))
+        check_known("relation", self.relation, get_args(Relation))
         if self.where == "device" and self.relation != "replace-one":
             raise HomebodyError(
                 "Noise on the device hides what is sent, not that it is sent: its relation is replace-one."
@@ -438,9 +442,6 @@ class Laplace(Stage):
         known = _sensitivity(bound, self.relation)
         return replace(self, sensitivity=known, grid=grid), replace(after, grid=grid if self.on_sum else None)
 
-    def work(self, given: Work) -> Work:
-        return noised(given)
-
     def device(self, update: Update, rng: Rng) -> Update:
         whole = self.before_noise(update, rng)
         return whole if self.on_sum else self._noised(whole, rng)
@@ -449,7 +450,7 @@ class Laplace(Stage):
         return Total(self._noised(total.sum, rng), total.clients) if self.on_sum else total
 
     def before_noise(self, update: Update, rng: Rng) -> Update:
-        return _on_grid(update, self.grid) if self.grid else update
+        return on_grid(update, self.grid) if self.grid else update
 
     def deviation(self, entries: int, clients: int) -> float:
         return math.sqrt(2 * (1 if self.on_sum else clients)) * self.b
@@ -468,31 +469,27 @@ class Laplace(Stage):
         if not self.b:
             return _everyone(NonPrivate("Laplace noise with b = 0 is no noise"))
         relation, share = _counted(self.relation, cohort) if self.on_sum else (self.relation, 1.0)
-        event = LaplaceRelease(share * self.b / _placed(self.sensitivity, "Laplace noise"), relation, sampling(cohort))
-        if self.on_sum:
-            return _noise_on_sum(event)
-        # The server picks the cohort, so being drawn hides nobody from it.
-        known = replace(event, sampling=Sampling())
-        return [Charge(who, "user", known if who == "server" else event) for who in OBSERVERS]
+        event = LaplaceRelease(share * self.b / placed(self.sensitivity, "Laplace noise"), relation, sampling(cohort))
+        return _noise_on_sum(event) if self.on_sum else noise_on_device(event)
 
     def _noised(self, tree: Tree, rng: Rng, devices: int = 1) -> Tree:
         if self.unbounded:
             return _blurred(tree, self.b, rng, devices)
-        _placed(self.sensitivity, "Laplace noise")
+        placed(self.sensitivity, "Laplace noise")
         if self.grid is None:
             return {name: real(dense(value)) for name, value in tree.items()}
         if devices == 1:
-            return _noised(tree, self.grid, rng, laplace)
+            return noised(tree, self.grid, rng, laplace)
         scale = 2.0**self.grid.depth
 
         def draw(stream: Rng, depth: int, *shape: int) -> Tensor:
             return (scale * stream.laplace_sum(devices, *shape)).round().to(torch.int64)
 
-        return _noised(tree, self.grid, rng, draw)
+        return noised(tree, self.grid, rng, draw)
 
 
 @dataclass(frozen=True)
-class VectorLaplace(Stage):
+class VectorLaplace(NoiseStage):
     """Discrete Laplace noise on the device after an ℓ2 clip, its scale set by ε and by the number of entries n.
 
     An update of ℓ2 norm θ has an ℓ1 norm of up to θ√n, so two of them are up to 2θ√n apart: `certified` noise has the
@@ -510,7 +507,7 @@ class VectorLaplace(Stage):
 
     def __post_init__(self) -> None:
         check_number("ε of Laplace noise", self.epsilon)
-        _known("guarantee", self.guarantee, ("certified", "published"))
+        check_known("guarantee", self.guarantee, ("certified", "published"))
 
     def place(self, facts: Facts) -> tuple[Self, Facts]:
         norm = facts.bound(2, "Laplace noise")
@@ -519,17 +516,14 @@ class VectorLaplace(Stage):
     def scale(self, entries: int) -> float:
         """The scale of the noise in each of so many entries."""
         root = math.sqrt(entries) if self.guarantee == "certified" else 1.0
-        return 2 * _placed(self.norm, "Laplace noise") * root / self.epsilon
+        return 2 * placed(self.norm, "Laplace noise") * root / self.epsilon
 
     def _laplace(self, tree: Tree) -> Laplace:
         """Plain Laplace noise for an update of this size."""
         entries = sum(dense(value).numel() for value in tree.values())
-        norm = _placed(self.norm, "Laplace noise")
+        norm = placed(self.norm, "Laplace noise")
         bound, scale = norm * math.sqrt(entries), self.scale(entries)
         return Laplace(scale, sensitivity=2 * bound, grid=Grid.fitted(scale, bound, coarsest=COARSEST))
-
-    def work(self, given: Work) -> Work:
-        return noised(given)
 
     def device(self, update: Update, rng: Rng) -> Update:
         return self._laplace(update).device(update, rng)
@@ -547,14 +541,7 @@ class VectorLaplace(Stage):
         if self.guarantee == "published":
             reason = "Laplace noise of scale 2θ/ε stands against an ℓ1 sensitivity of 2θ√n, for n parameters"
             return _everyone(NonPrivate(reason))
-        event = LaplaceRelease(1 / self.epsilon, "replace-one", sampling(cohort))
-        known = replace(event, sampling=Sampling())
-        return [Charge(who, "user", known if who == "server" else event) for who in OBSERVERS]
-
-
-def noised(given: Work) -> Work:
-    """A device's work if every entry of the update becomes a whole number of 64 bits on a grid."""
-    return passed(given) + Work(bytes=given.bytes)
+        return noise_on_device(LaplaceRelease(1 / self.epsilon, "replace-one", sampling(cohort)))
 
 
 def passed(given: Work) -> Work:
@@ -587,12 +574,18 @@ def _noise_on_sum(event: Event) -> list[Charge]:
     return [Charge(observer, "user", unhidden if observer == "server" else event) for observer in OBSERVERS]
 
 
+def noise_on_device(event: GaussianRelease | LaplaceRelease) -> list[Charge]:
+    """What noise on the device tells each observer. The server picks the cohort: being drawn hides nobody from it."""
+    known = replace(event, sampling=Sampling())
+    return [Charge(who, "user", known if who == "server" else event) for who in OBSERVERS]
+
+
 def _sensitivity(norm: float, relation: Relation) -> float:
     """How far one person moves a sum of updates of this norm: with or without them, or another in their place."""
     return norm if relation == "add-remove" else 2 * norm
 
 
-def _placed(sensitivity: float | None, noise: str) -> float:
+def placed(sensitivity: float | None, noise: str) -> float:
     if sensitivity is None:
         raise HomebodyError(f"{noise} takes its measure from the clip of its channel: put it into a Channel.")
     return sensitivity
@@ -602,7 +595,7 @@ def dense(value: Rows | Tensor) -> Tensor:
     return value.dense() if isinstance(value, Rows) else value
 
 
-def _values(value: Rows | Tensor) -> Tensor:
+def values_of(value: Rows | Tensor) -> Tensor:
     return value.value if isinstance(value, Rows) else value
 
 
@@ -612,7 +605,7 @@ def real(value: Tensor) -> Tensor:
 
 def summable(value: Rows | Tensor) -> Tensor:
     """A tensor, or the whole table that rows were sent of, in a type that can be summed."""
-    numbers = _values(value)
+    numbers = values_of(value)
     numbers = numbers.to(torch.int64) if numbers.dtype in STEPS else real(numbers)
     return Rows(value.index, numbers, value.size).dense() if isinstance(value, Rows) else numbers
 
@@ -625,12 +618,12 @@ def mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
     }
 
 
-def _on_grid(update: Update, grid: Grid) -> Update:
+def on_grid(update: Update, grid: Grid) -> Update:
     """A clipped update in whole numbers of the grid's steps, written over what the clip gave."""
     return mapped(update, partial(grid.whole, over=True))
 
 
-def _noised(tree: Tree, grid: Grid, rng: Rng, draw: Callable[..., Tensor]) -> Tree:
+def noised(tree: Tree, grid: Grid, rng: Rng, draw: Callable[..., Tensor]) -> Tree:
     """Exact noise in every coordinate, also in those that nobody touched: which ones are zero would tell.
 
     What is not in steps yet is rounded to them first.
@@ -659,6 +652,6 @@ def check_number(what: str, value: object, *, zero: bool = False) -> None:
         raise HomebodyError(f"{what} must be a number {'from' if zero else 'above'} 0, not {value!r}.")
 
 
-def _known(what: str, value: str, known: Sequence[str]) -> None:
+def check_known(what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise HomebodyError(f"There is no {what} '{value}': {' or '.join(known)}.")

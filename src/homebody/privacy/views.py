@@ -12,18 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Self, get_args
 
 import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Cohort, Rows, Tree, Update, Work
+from homebody.core import Cohort, Rows, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.privacy.events import OBSERVERS, Charge, GaussianRelease, NonPrivate, Relation, Sampling
+from homebody.privacy import stages
+from homebody.privacy.events import Charge, GaussianRelease, NonPrivate, Relation
 from homebody.privacy.grid import Grid, gaussian
-from homebody.privacy.stages import Facts, Stage, check_number, clip_factor, dense, noised, real, sampling
+from homebody.privacy.ring import entries_of
+from homebody.privacy.stages import Facts, NoiseStage, Stage, check_number, clip_factor, dense, sampling
 from homebody.rng import Rng
 
 __all__ = ["ToView", "ViewNoise", "Views", "split_views"]
@@ -82,7 +83,7 @@ class Views(Stage):
         factors = []
         for place, raw in enumerate(views.values()):
             tables = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in raw.items()}
-            power = torch.stack([ops.power(_numbers(value), 2) for value in tables.values()]).sum(0)
+            power = torch.stack([ops.power(stages.values_of(value), 2) for value in tables.values()]).sum(0)
             factors.append(clip_factor(power, 2, self.clip * (1 - SLACK)) * (drawn[place] / among))
             for name, value in tables.items():
                 parts.setdefault(name, []).append(value)
@@ -97,7 +98,7 @@ class Views(Stage):
 
 
 @dataclass(frozen=True)
-class ViewNoise(Stage):
+class ViewNoise(NoiseStage):
     """Gaussian noise on "item/…" on the device: z × what one view changes in the mean, which is clip / |B|.
 
     It is drawn exactly, on a grid. A view sees the noised aggregate alone, so it is charged for each round it is in;
@@ -122,8 +123,7 @@ class ViewNoise(Stage):
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of view noise,", self.z, zero=True)
-        if self.relation not in get_args(Relation):
-            raise HomebodyError(f"There is no relation '{self.relation}': {' or '.join(get_args(Relation))}.")
+        stages.check_known("relation", self.relation, get_args(Relation))
 
     @property
     def scale(self) -> float:
@@ -159,21 +159,13 @@ class ViewNoise(Stage):
             return known, replace(facts, view_noise=None)
         return known, replace(facts, hidden="view noise", noise="gaussian", noise_on_sum=False, view_noise=known)
 
-    def work(self, given: Work) -> Work:
-        return noised(given)
-
     def before_noise(self, update: Update, rng: Rng) -> Update:
-        return (
-            self._covered(update, lambda value: _mapped(value, partial(self._grid.whole, over=True)))
-            if self.z
-            else update
-        )
+        return {**update, **stages.on_grid(_covered(update), self._grid)} if self.z else update
 
     def device(self, update: Update, rng: Rng) -> Update:
         if not self.z:
             return update
-        numbers = sum(_size(value) for name, value in update.items() if covers(name))
-        _check_size(numbers, self._grid, self._clip / self._among)
+        _check_size(entries_of(_covered(update)), self._grid, self._clip / self._among)
         return self._noised(update, rng, gaussian)
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
@@ -183,7 +175,7 @@ class ViewNoise(Stage):
         variance, and it serves simulations alone.
         """
         if not self.z:
-            return {name: real(dense(value)) for name, value in sums.items()}
+            return {name: stages.real(dense(value)) for name, value in sums.items()}
 
         def draw(stream: Rng, depth: int, *shape: int) -> Tensor:
             if devices == 1:
@@ -211,8 +203,7 @@ class ViewNoise(Stage):
         if not self.z:
             return views
         event = GaussianRelease(self.z / (2 * self._among), "replace-one", sampling(cohort))
-        known = replace(event, sampling=Sampling())
-        return [*(Charge(who, "user", known if who == "server" else event) for who in OBSERVERS), *views]
+        return [*stages.noise_on_device(event), *views]
 
     @property
     def _grid(self) -> Grid:
@@ -221,20 +212,9 @@ class ViewNoise(Stage):
             raise HomebodyError("View noise must be put into a Channel, after Views.")
         return self.grid
 
-    def _covered(self, tree: Tree, change: Callable[[Rows | Tensor], Rows | Tensor]) -> Tree:
-        return {name: change(value) if covers(name) else value for name, value in tree.items()}
-
     def _noised(self, tree: Tree, rng: Rng, draw: Callable[..., Tensor]) -> Tree:
-        """Noise in every coordinate, also in those that nobody touched: which ones are zero would tell."""
-        grid, out = self._grid, {}
-        for name, value in tree.items():
-            whole = dense(value)
-            if not covers(name):
-                out[name] = real(whole)
-                continue
-            steps = (grid.whole(whole) if whole.is_floating_point() else whole).to(torch.int64)
-            out[name] = grid.values(steps + draw(rng.fold(name), grid.depth, *steps.shape))
-        return out
+        noisy = stages.noised(_covered(tree), self._grid, rng, draw)
+        return {name: noisy[name] if name in noisy else stages.real(dense(value)) for name, value in tree.items()}
 
 
 @dataclass(frozen=True)
@@ -308,9 +288,9 @@ def split_views(update: Update) -> tuple[Update, dict[str, Update]]:
     return kept, views
 
 
-def covers(name: str) -> bool:
-    """Whether a part of a message is one that `Views` joined."""
-    return name.startswith(f"{SHARED}/")
+def _covered(tree: Tree) -> Tree:
+    """The parts of a message that `Views` joined."""
+    return {name: value for name, value in tree.items() if name.startswith(f"{SHARED}/")}
 
 
 def _drawn(rng: Rng, views: int, sample: int) -> Tensor:
@@ -320,26 +300,12 @@ def _drawn(rng: Rng, views: int, sample: int) -> Tensor:
     return (rng.fold("views").uniform(views).argsort().argsort() < sample).float()
 
 
-def _mapped(value: Rows | Tensor, change: Callable[[Tensor], Tensor]) -> Rows | Tensor:
-    return Rows(value.index, change(value.value), value.size) if isinstance(value, Rows) else change(value)
-
-
-def _size(value: Rows | Tensor) -> int:
-    if isinstance(value, Rows):
-        return value.size * math.prod(value.value.shape[1:])
-    return value.numel()
-
-
 def _check_size(numbers: int, grid: Grid, moved: float) -> None:
     """Refuse tables so large that rounding them could exceed the slack in what one view moves."""
     if math.sqrt(numbers) * grid.step > SLACK / 2 * moved:
         raise HomebodyError(
             f"View noise on {numbers:,} numbers cannot be drawn exactly on its grid: take fewer features or views."
         )
-
-
-def _numbers(value: Rows | Tensor) -> Tensor:
-    return value.value if isinstance(value, Rows) else value
 
 
 def _sum(parts: Sequence[Rows | Tensor], factors: Sequence[Tensor]) -> Rows | Tensor:

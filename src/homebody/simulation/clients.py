@@ -139,7 +139,6 @@ class Clients:
         return self.stream(rng.key.to(self.device))
 
     def _streams(self, rng: Rng, users: Users) -> Rng:
-        """One stream per client."""
         return rng.fold(self._tensor(self.split.numbered(users)))
 
     def _work(
@@ -205,7 +204,7 @@ class Clients:
         everything = torch.arange(self.catalogue.n_items, device=self.device)
         for users, data, asked, shown in self._question_groups():
             if shown is not None:
-                yield Block(users, self._scores_of_each(method, shared, users, data, shown), asked, impressions=True)
+                yield Block(users, self._scores(method, shared, users, data, shown), asked, impressions=True)
                 continue
             without = any(question.rows is None for question in asked.values())
             if without or not (self._contexts and "contexts" in self._uses):
@@ -255,7 +254,7 @@ class Clients:
         """How well each item of the catalogue fits one client, in the context of the request."""
         if not 0 <= user < self.split.n_users:
             raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
-        users = np.array([user])
+        users, now = np.array([user]), now and {name: value.to(self.device) for name, value in now.items()}
         shared = indexed(method, shared, self.catalogue, fused=self.fused)
         everything = torch.arange(self.catalogue.n_items, device=self.device)
         return self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
@@ -263,11 +262,11 @@ class Clients:
     def recommend_in(self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, object]) -> Recommended:
         """A client's best new items in a context, given by the names and values of the data source."""
         given = moment(method, self.split, now)
-        return Recommended(self.recommend(method, shared, user, k, self._here(given.now)), given.notes)
+        return Recommended(self.recommend(method, shared, user, k, given.now), given.notes)
 
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
         client, encoded = self.newcomer(method, newcomer)
-        return Recommended(client.recommend(method, shared, 0, k, self._here(encoded.now)), encoded.notes)
+        return Recommended(client.recommend(method, shared, 0, k, encoded.now), encoded.notes)
 
     def newcomer(self, method: Method, newcomer: Newcomer) -> tuple[Clients, NewcomerSplit]:
         """Somebody who took no part in training, as the only client, number 0; and how they were encoded."""
@@ -275,9 +274,6 @@ class Clients:
         client = Clients(encoded.split, device=str(self.device), fused=self.fused)
         client.begin(method, self._rng)
         return client, encoded
-
-    def _here(self, now: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
-        return now and {name: value.to(self.device) for name, value in now.items()}
 
     def _remember(self, shared: Tree, users: Users, step: int) -> None:
         """These clients rank with the parameters that they trained from. Parameters without any client are dropped."""
@@ -375,43 +371,30 @@ class Clients:
     ) -> Tensor:
         """(users, items) as each device would compute them, with the parameters it holds; items in chunks.
 
+        items: the same for all, (N,), or (users, W) of each one's own, which are not cut up.
         now: several contexts per user; the result is then (users, contexts, items).
         """
+        own = items.ndim > 1
+        dims = (0 if own else None, *[0] * (2 + len(data)))
         often = len(next(iter(now.values()))[0]) if now else 1
         size = max(1, SCORES_AT_ONCE // (len(users) * often * method.scoring.numbers))
-        chunks = [items[start : start + size] for start in range(0, len(items), size)]
+        chunks = [items] if own else torch.split(items, size)
         out = torch.empty(0)
         for chosen, tree, locals_ in self._holdings(method, shared, users, data):
             columns = [part[chosen] for part in data]
             asked = {name: values[chosen] for name, values in (now or {}).items()}
             for number, chunk in enumerate(chunks):
-                values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, asked, *columns)
-                if values.shape[-1:] != chunk.shape or values.ndim != (3 if now else 2):
-                    raise _misshapen(method, len(chunk), tuple(values.shape[2 if now else 1 :]))
+                score = vmap(partial(self._score_one, method, tree), in_dims=dims)
+                values: Tensor = score(chunk[chosen] if own else chunk, locals_, asked, *columns)
+                if values.shape[-1] != chunk.shape[-1] or values.ndim != (3 if now else 2):
+                    raise HomebodyError(
+                        f"{type(method).__name__}.score() must give one number for each of {chunk.shape[-1]} items, "
+                        f"not {tuple(values.shape[2 if now else 1 :])}."
+                    )
                 if isinstance(chosen, slice) and len(chunks) == 1:
                     return values
-                out = out if len(out) else values.new_empty(len(users), *values.shape[1:-1], len(items))
-                out[chosen, ..., number * size : number * size + len(chunk)] = values
-        return out
-
-    def _scores_of_each(
-        self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...], items: Tensor
-    ) -> Tensor:
-        """(users, W) as each device would compute them, for items (users, W) of its own."""
-        out = torch.empty(0)
-        for chosen, tree, locals_ in self._holdings(method, shared, users, data):
-            columns, wanted = [part[chosen] for part in data], items[chosen]
-
-            def score(some: Tensor, local: Tree, *own: Tensor, tree: Tree = tree) -> Tensor:
-                return method.score(tree, local, self._client_data(*own), some)
-
-            values: Tensor = vmap(score)(wanted, locals_, *columns)
-            if values.shape != wanted.shape:
-                raise _misshapen(method, wanted.shape[1], tuple(values.shape[1:]))
-            if isinstance(chosen, slice):
-                return values
-            out = out if len(out) else values.new_empty(items.shape)
-            out[chosen] = values
+                out = out if len(out) else values.new_empty(len(users), *values.shape[1:-1], items.shape[-1])
+                out[chosen, ..., number * size : number * size + chunk.shape[-1]] = values
         return out
 
     def _score_one(
@@ -482,12 +465,6 @@ class Clients:
             asked = rows.asked(some, self.device)
             data = self._data(asked.users, known=asked.known)
             yield QuestionGroup(asked.users, data, asked.questions, torch.from_numpy(asked.items).to(self.device))
-
-
-def _misshapen(method: Method, count: int, shape: tuple[int, ...]) -> HomebodyError:
-    return HomebodyError(
-        f"{type(method).__name__}.score() must give one number for each of {count} items, not {shape}."
-    )
 
 
 def best_of(scores: Tensor, k: int) -> list[tuple[int, float]]:

@@ -16,10 +16,11 @@ from homebody.methods.kernels import kernel_of
 from homebody.privacy import Channel, Charge
 from homebody.privacy.grid import STEPS, summed_steps
 from homebody.privacy.ring import Numbers, entries_of
+from homebody.privacy.stages import values_of
 from homebody.rng import Rng
 from homebody.simulation.clients import SAMPLES_AT_ONCE, Clients
 
-__all__ = ["Simulator"]
+__all__ = ["Simulator", "bits_of"]
 
 DENSE_BYTES = 64 << 20
 """Memory for the dense updates of clients that work at once, if their channel makes updates dense."""
@@ -60,11 +61,8 @@ class Simulator(Clients):
         reads = method.uplink.reads
         summed = self.fused and not reads
         added = summed and self._added(method) is not None
-        dense = (
-            not formulas
-            and not added
-            and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
-        )
+        whole = method.about.dense or (uplink.sums_dense if summed else uplink.dense)
+        dense = whole and not formulas and not added
         # A message that is read has an entry for each item, and drawing an entry takes several numbers of 8 bytes.
         wide = 32 * self.catalogue.n_items if reads else tables
         limits = [max(1, DENSE_BYTES // max(1, wide)) if dense else None, self._most_shown]
@@ -138,14 +136,26 @@ def _added_up(channel: Channel, vectors: Sequence[Numbers], people: int, shapes:
     return ring.decode(opened, shapes)
 
 
+def bits_of(value: Tensor | Rows, *, whole: bool = False) -> int:
+    """The bits of a part of a message, or of several stacked: row numbers take 32 bits, truths a single one.
+
+    whole: each of several clients sends the whole table.
+    """
+    numbers = values_of(value)
+    width = 1 if numbers.dtype == torch.bool else 8 * numbers.element_size()
+    if not isinstance(value, Rows):
+        return width * numbers.numel()
+    row = width * math.prod(numbers.shape[value.index.ndim :])
+    return len(numbers) * value.size * row if whole else int((value.index >= 0).sum()) * (32 + row)
+
+
 def _add(update: Tree, sums: Tree, *, whole: bool) -> int:
     """Add a stacked update to the sums. Return how many bytes its clients send; whole: each sends whole tables."""
     bits = 0
     for name, value in update.items():
-        rows = value.value if isinstance(value, Rows) else value
+        rows = values_of(value)
         # Whole steps of a channel's grid stay whole: their sum is exact.
         kind = torch.int64 if rows.dtype in STEPS else torch.promote_types(rows.dtype, torch.float32)
-        width = 1 if rows.dtype == torch.bool else 8 * rows.element_size()
         if isinstance(value, Rows):
             if value.index.numel() and int(value.index.max()) >= value.size:
                 raise HomebodyError(
@@ -153,14 +163,10 @@ def _add(update: Tree, sums: Tree, *, whole: bool) -> int:
                 )
             total = sums.setdefault(name, rows.new_zeros((value.size, *rows.shape[2:]), dtype=kind))
             ops.scatter_sum(value.index.flatten(), rows.flatten(0, 1), total)
-            if whole:
-                bits += len(rows) * value.size * width * math.prod(rows.shape[2:])
-            else:
-                bits += int((value.index >= 0).sum()) * (32 + width * math.prod(rows.shape[2:]))
         else:
             summed = summed_steps(rows) if kind == torch.int64 else rows.sum(0, dtype=kind)
             sums[name] = sums[name] + summed if name in sums else summed
-            bits += width * rows.numel()
+        bits += bits_of(value, whole=whole)
     return -(-bits // 8)
 
 

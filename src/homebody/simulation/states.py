@@ -121,11 +121,8 @@ class LocalStore:
     def state(self) -> dict[str, Tensor]:
         self._shared = set(self._trees)
         flat = {f"{bucket}/{name}": value for bucket, tree in self._trees.items() for name, value in tree.items()}
-        return (
-            flat
-            | {"held": torch.from_numpy(self._held.copy())}
-            | {f"size/{name}": torch.tensor(size) for name, size in self._sizes.items()}
-        )
+        sizes = {f"size/{name}": torch.tensor(size) for name, size in self._sizes.items()}
+        return flat | {"held": torch.from_numpy(self._held.copy())} | sizes
 
     def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         self.clear()

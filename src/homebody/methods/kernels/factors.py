@@ -30,56 +30,23 @@ from homebody.parallel import inner, parallel
 if TYPE_CHECKING:
     from homebody.methods.fedmf import FedMF
     from homebody.methods.fedrecon import FedRecon
+    from homebody.methods.item_table import ItemTable
 
-__all__ = ["FEDMF", "FEDRECON", "errors", "fetch", "rebuild", "room", "train"]
+__all__ = ["FEDMF", "FEDRECON", "errors", "fetch", "room", "train"]
 
 
-def train(
-    table: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    batches: Batch,
-    rates: tuple[float, float],
-    batch_size: int,
-    epochs: int,
-    dual: bool,
-) -> tuple[Rows, Tensor]:
-    """One round for a cohort: `weight` and `bias` change in place; gives the rows' change, and the loss.
-
-    With `dual` the rows step after the score function, and against it as it then is; otherwise both at once.
-    """
+def train(method: ItemTable, shared: Tree, weight: Tensor, bias: Tensor | None, batches: Batch) -> tuple[Rows, Tensor]:
+    """One round for a cohort: `weight` and `bias` change in place; gives the rows' change, and the loss."""
+    table, rates = shared["item"], torch.tensor([method.learning_rate, method.row_rate(shared)], dtype=torch.float32)
     samples, change, loss = room(table, batches)
-    model = (weight, torch.zeros(len(weight)) if bias is None else bias)
-    given = arrays(table, *model, *samples, torch.tensor(rates, dtype=torch.float32))
-    _train(*given, batch_size, epochs, dual, bias is not None, *arrays(change, loss))
+    given = arrays(table, weight, torch.zeros(len(weight)) if bias is None else bias, *samples, rates)
+    _train(*given, method.batch_size, method.epochs, method.dual, bias is not None, *arrays(change, loss))
     return Rows(samples[0], change, len(table)), loss
-
-
-def rebuild(
-    table: Tensor,
-    batches: Batch,
-    until: Tensor,
-    after: Tensor,
-    rates: tuple[float, float],
-    batch_size: int,
-    passes: int,
-    epochs: int,
-) -> tuple[Rows, Tensor, Tensor]:
-    """FedRecon's round: a user vector from zero on samples before `until`, then steps of rows on those `after`.
-
-    Gives the rows' change, the vectors, and the loss of the last pass that built them.
-    """
-    samples, change, loss = room(table, batches)
-    user = torch.zeros(len(loss), table.shape[1])
-    given = arrays(table, user, *samples, until, after, torch.tensor(rates, dtype=torch.float32))
-    _rebuild(*given, batch_size, passes, epochs, *arrays(change, loss))
-    return Rows(samples[0], change, len(table)), user, loss
 
 
 def _fedmf(method: FedMF, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
     user = locals_["user"].clone()
-    rates = (method.learning_rate, method.row_rate(shared))
-    change, loss = train(shared["item"], user, None, batches, rates, method.batch_size, method.epochs, method.dual)
+    change, loss = train(method, shared, user, None, batches)
     return {"item": change}, {"user": user, "loss": loss, **method.tuned(change)}
 
 
@@ -97,8 +64,16 @@ def _fedrecon_adapt(method: FedRecon, shared: Tree, locals_: Tree, batches: Batc
 def _rebuilt(
     method: FedRecon, shared: Tree, batches: Batch, until: Tensor, after: Tensor
 ) -> tuple[Rows, Tensor, Tensor]:
-    rates = (method.learning_rate, method.row_rate(shared))
-    return rebuild(shared["item"], batches, until, after, rates, method.batch_size, method.rebuild, method.epochs)
+    """A user vector from zero on samples before `until`, then steps of rows on those `after`.
+
+    Gives the rows' change, the vectors, and the loss of the last pass that built them.
+    """
+    table, rates = shared["item"], torch.tensor([method.learning_rate, method.row_rate(shared)], dtype=torch.float32)
+    samples, change, loss = room(table, batches)
+    user = torch.zeros(len(loss), table.shape[1])
+    given = arrays(table, user, *samples, until, after, rates)
+    _rebuild(*given, method.batch_size, method.rebuild, method.epochs, *arrays(change, loss))
+    return Rows(samples[0], change, len(table)), user, loss
 
 
 FEDMF = Kernel(_fedmf)
@@ -150,8 +125,7 @@ def fetch(table, touched, rows):
     while n_rows > 0 and touched[n_rows - 1] < 0:
         n_rows -= 1
     for i in range(n_rows):
-        for j in range(table.shape[1]):
-            rows[i, j] = table[touched[i], j]
+        store(table[touched[i]], rows[i])
     rows[n_rows:] = np.float32(0.0)
     return n_rows
 

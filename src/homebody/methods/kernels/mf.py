@@ -80,12 +80,9 @@ def outside(histories: Histories, users: npt.NDArray[np.int64], negatives: int, 
 
 
 def avoided(histories: Histories) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """What negatives avoid, as compressed rows: what the protocol says, or else the training items."""
-    return histories.avoid or _own(histories)
-
-
-def _own(histories: Histories) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """The training items, ascending and distinct."""
+    """What negatives avoid, as compressed rows, ascending and distinct: what the protocol says, or training items."""
+    if histories.avoid:
+        return histories.avoid
     n_items = histories.catalogue.n_items
     owner = np.repeat(np.arange(len(histories.indptr) - 1), np.diff(histories.indptr))
     pairs = np.unique(owner * n_items + histories.items)

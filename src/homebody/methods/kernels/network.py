@@ -28,6 +28,7 @@ from homebody.parallel import inner, parallel
 
 if TYPE_CHECKING:
     from homebody.methods.fedncf import FedNCF
+    from homebody.methods.item_table import ItemTable
     from homebody.methods.pfedrec import PFedRec
 
 __all__ = ["FEDNCF", "PFEDREC", "logits", "train"]
@@ -37,25 +38,14 @@ AT_ONCE = 256
 
 
 def train(
-    function: ScoreFunction,
-    table: Tensor,
-    theta: Tensor,
-    person: Tensor | None,
-    batches: Batch,
-    rates: tuple[float, float, float],
-    batch_size: int,
-    epochs: int,
-    dual: bool,
+    method: ItemTable, shared: Tree, theta: Tensor, person: Tensor, person_rate: float, batches: Batch
 ) -> tuple[Rows, Tensor]:
-    """One round for a cohort: `theta` and `person` change in place; gives the rows' change, and the loss.
-
-    The rates are those of theta, of rows and of the person's vector. With `dual` the rows step after the score
-    function, and against it as it then is; otherwise both at once.
-    """
+    """One round for a cohort: `theta` and `person` change in place; gives the rows' change, and the loss."""
+    table, rates = shared["item"], (method.learning_rate, method.row_rate(shared), person_rate)
     samples, change, loss = room(table, batches)
-    model = (theta, torch.empty(len(theta), 0) if person is None else person)
-    given = arrays(table, *model, *samples, torch.tensor(rates, dtype=torch.float32))
-    _train(np.array(function.widths), *given, batch_size, epochs, dual, *arrays(change, loss))
+    given = arrays(table, theta, person, *samples, torch.tensor(rates, dtype=torch.float32))
+    steps = (method.batch_size, method.epochs, method.dual)
+    _train(np.array(method.function.widths), *given, *steps, *arrays(change, loss))
     return Rows(samples[0], change, len(table)), loss
 
 
@@ -63,22 +53,18 @@ def _fedncf(method: FedNCF, shared: Tree, locals_: Tree, batches: Batch) -> tupl
     user = locals_["user"].clone()
     start = locals_["layers"] if method.dual else shared["layers"]
     layers = start.expand(len(user), -1).clone()
-    rates = (method.learning_rate, method.row_rate(shared), method.learning_rate * method.user_rate)
-    steps = (method.batch_size, method.epochs, method.dual)
-    change, loss = train(method.function, shared["item"], layers, user, batches, rates, *steps)
+    change, loss = train(method, shared, layers, user, method.learning_rate * method.user_rate, batches)
     return method.sent(change, layers, start), {**method.kept(change, layers, user), "loss": loss}
 
 
 def _pfedrec(method: PFedRec, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
     weight, bias = locals_["weight"].clone(), locals_["bias"].clone()
-    rates = (method.learning_rate, method.row_rate(shared))
-    steps = (method.batch_size, method.epochs, method.dual)
     if method.function.hidden:
         theta = torch.cat([weight, bias[:, None]], dim=1)
-        change, loss = train(method.function, shared["item"], theta, None, batches, (*rates, 0.0), *steps)
+        change, loss = train(method, shared, theta, torch.empty(len(theta), 0), 0.0, batches)
         weight, bias = theta[:, :-1], theta[:, -1]
     else:
-        change, loss = factors.train(shared["item"], weight, bias, batches, rates, *steps)
+        change, loss = factors.train(method, shared, weight, bias, batches)
     return {"item": change}, {"weight": weight, "bias": bias, "loss": loss, **method.tuned(change)}
 
 

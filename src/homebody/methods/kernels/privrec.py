@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from homebody.methods.nn_self import NNSelf
     from homebody.methods.privrec import PrivRec
 
-__all__ = ["DP_PRIVREC", "NN_SELF", "PRIVREC", "scores", "train"]
+__all__ = ["DP_PRIVREC", "NN_SELF", "PRIVREC", "scores"]
 
 NUMBERS_AT_ONCE = 1 << 28
 """Held by all the inner steps of NN-SELF's clients that work together."""
@@ -52,19 +52,15 @@ AT_ONCE = 256
 """Items that are scored together: what the layers make of them fits into a cache."""
 
 
-def train(
-    network: ScoreFunction,
-    shared: Tree,
-    batches: Batch,
-    valid: Tensor,
-    rates: tuple[float, float],
-    batch_size: int,
-    epochs: int,
+def _stepped(
+    method: PrivRec, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int
 ) -> tuple[Tree, Tensor]:
     """Each client's parameters after so many passes of SGD, and the mean loss of the last pass.
 
     It starts from the shared parameters, or from each client's own where a row for each of them is given.
     """
+    blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
+    network = method.network(blocks[2], blocks[0] + blocks[1])
     clients, length = valid.shape
     personal = shared["layers"].ndim == 2
     mine = {
@@ -85,7 +81,7 @@ def train(
     given = (batches["item"], valid, rating, batches["order"], batches["negative"], count)
     history = arrays(*(part.contiguous() for part in given))
     described = (_packed(*person), _packed(*around), _packed(*of_items), (len(person.block), len(around.block)))
-    steps = ((single(rates[0]), single(rates[1])), batch_size or max(1, length), epochs)
+    steps = ((single(rate), single(method.item_rate)), method.batch_size or max(1, length), epochs)
     shape = (np.array(network.widths), network.activation == "sigmoid", explicit)
     _train(_dealt(count.numpy()), *shape, *arrays(*mine.values()), tuple(history), *described, *steps, loss.numpy())
     return mine, loss
@@ -99,14 +95,6 @@ def _privrec(method: PrivRec, shared: Tree, locals_: Tree, batches: Batch) -> tu
 def _privrec_adapt(method: PrivRec, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
     latest = method.at_hand(batches["valid"])
     return _stepped(method, shared, batches, latest, method.adapt_step, method.adapt_passes)[0]
-
-
-def _stepped(
-    method: PrivRec, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int
-) -> tuple[Tree, Tensor]:
-    blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
-    network = method.network(blocks[2], blocks[0] + blocks[1])
-    return train(network, shared, batches, valid, (rate, method.item_rate), method.batch_size, epochs)
 
 
 def _dp_privrec(method: DPPrivRec, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
@@ -145,26 +133,16 @@ def scores(
     network: ScoreFunction, mine: Tree, person: Described, around: Described, of_items: Described, items: Tensor
 ) -> Tensor:
     """One client's scores of these items; under vmap those of a whole cohort in one pass."""
-    blocks = [part.block for part in (person, around, of_items)]
-    parts = (person.row, person.weight, around.row, around.weight, of_items.row, of_items.weight)
-    return _scores(mine["item"], mine["feature"], mine["layers"], *parts, items, blocks, network)
+    parts = (person, around, of_items)
+    described = (given for part in parts for given in (part.row, part.weight))
+    return _scores(
+        network, [part.block for part in parts], mine["item"], mine["feature"], mine["layers"], items, *described
+    )
 
 
 @for_cohort
-def _scores(
-    item: Tensor,
-    feature: Tensor,
-    layers: Tensor,
-    person_row: Tensor,
-    person_weight: Tensor,
-    around_row: Tensor,
-    around_weight: Tensor,
-    thing_row: Tensor,
-    thing_weight: Tensor,
-    items: Tensor,
-    blocks: list[Tensor],
-    network: ScoreFunction,
-) -> Tensor:
+def _scores(network: ScoreFunction, blocks: list[Tensor], *given: Tensor) -> Tensor:
+    item, feature, layers, items, person_row, person_weight, around_row, around_weight, thing_row, thing_weight = given
     out = torch.empty(items.shape)
     shape = (np.array(network.widths), network.activation == "sigmoid")
     # What vmap expanded over the clients is passed as one copy.
@@ -244,30 +222,25 @@ def _train(
         loss[who] = _train_one(common, *mine, history, person, around, who, rates, batch_size, epochs)
 
 
-@inner()
-def _score_one(common, table, feature, flat, items, person, around, who, out):
-    net, person_, around_ = network_of(*common), PackedFeatures(*person), PackedFeatures(*around)
-    scratch = scratch_for(net, len(feature) // net.factors, min(AT_ONCE, len(items)))
-    unpacked(net.widths, scratch.theta, flat, NO)
-    last = len(net.widths) - 2
-    for start in range(0, len(items), AT_ONCE):
-        m = min(AT_ONCE, len(items) - start)
-        for i in range(m):
-            scratch.sample[i], scratch.place[i] = items[start + i], 0
-        n_met = gather(net, scratch, table, feature, person_, around_, who, m)
-        forward(net, scratch, person_, around_, who, m, n_met)
-        for i in range(m):
-            out[start + i] = scratch.acts[last][i * padded(1)]
-        for u in range(n_met):
-            scratch.seat[scratch.met[u]] = -1
-
-
 @parallel(over="out")
 def _score(lower, upper, widths, sigmoid, tables, features, layers, items, person, around, of_items, blocks, out):
     """Each client's logits; parameters may be one for all, and so may items."""
+    net = network_of(widths, sigmoid, NO, tables.shape[2], blocks, of_items)
+    person_, around_, last = PackedFeatures(*person), PackedFeatures(*around), len(widths) - 2
     for place in range(lower, upper):
         who = np.int64(place)
-        common = (widths, sigmoid, NO, tables.shape[2], blocks, of_items)
-        table, feature = tables[min(who, len(tables) - 1)], features[min(who, len(features) - 1)]
-        mine = (table.reshape(-1), feature.reshape(-1), layers[min(who, len(layers) - 1)])
-        _score_one(common, *mine, items[min(who, len(items) - 1)], person, around, who, out[who])
+        table = tables[min(who, len(tables) - 1)].reshape(-1)
+        feature = features[min(who, len(features) - 1)].reshape(-1)
+        wanted = items[min(who, len(items) - 1)]
+        scratch = scratch_for(net, len(feature) // net.factors, min(AT_ONCE, len(wanted)))
+        unpacked(widths, scratch.theta, layers[min(who, len(layers) - 1)], NO)
+        for start in range(0, len(wanted), AT_ONCE):
+            m = min(AT_ONCE, len(wanted) - start)
+            for i in range(m):
+                scratch.sample[i], scratch.place[i] = wanted[start + i], 0
+            n_met = gather(net, scratch, table, feature, person_, around_, who, m)
+            forward(net, scratch, person_, around_, who, m, n_met)
+            for i in range(m):
+                out[who, start + i] = scratch.acts[last][i * padded(1)]
+            for u in range(n_met):
+                scratch.seat[scratch.met[u]] = -1

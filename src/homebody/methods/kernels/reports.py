@@ -72,8 +72,7 @@ def user_vectors(lower, upper, table, gram, items, valid, confidence, regularisa
             for a in range(size):
                 system[a, a] += regularisation
             _solve(system, right)
-            for a in range(size):
-                out[client, a] = right[a]
+            store(right, out[client])
 
 
 @parallel(over=lambda *_: CHUNKS, error_model="numpy")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Rows, Tree, Update
+from homebody.kernels import spread_rows
 from homebody.methods.fl_mv_dssm import FLMVDSSM, views_of
 from homebody.methods.kernels import Kernel, arrays
 from homebody.models.towers import TINY, Tower
@@ -47,8 +48,8 @@ def train(method: FLMVDSSM, shared: Tree, locals_: Tree, batches: Batch) -> tupl
         of_person, of_items = (one * share[:, None, None] for one in (of_person, of_items))
         item_layers, of_first = _back(item_parts, seen, of_items)
         user_layers, of_user = _back(user_parts, person, of_person)
-        rows = table.new_empty(*index.shape, table.shape[1])
-        _spread(*arrays(place, weight, of_first, rows))
+        rows = table.new_zeros(*index.shape, table.shape[1])
+        spread_rows(*arrays(place, weight, torch.zeros_like(place[:, 0]), of_first[:, :, None], rows))
         gradient = {
             "item/first": Rows(index, rows, len(table)),
             "item/layers": item_layers,
@@ -73,21 +74,6 @@ def _sum(lower, upper, table, index, place, weight, sums):
                 w = weight[client, sample, k]
                 if w != 0:
                     source = table[index[client, place[client, sample, k]]]
-                    for column in range(len(target)):
-                        target[column] += w * source[column]
-
-
-@parallel(over="place")
-def _spread(lower, upper, place, weight, slope, rows):
-    """The slopes of the rows (C, G, D), from those of their sums (C, S, D)."""
-    for client in range(lower, upper):
-        rows[client] = 0
-        for sample in range(place.shape[1]):
-            source = slope[client, sample]
-            for k in range(place.shape[2]):
-                w = weight[client, sample, k]
-                if w != 0:
-                    target = rows[client, place[client, sample, k]]
                     for column in range(len(target)):
                         target[column] += w * source[column]
 
