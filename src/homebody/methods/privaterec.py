@@ -266,7 +266,7 @@ class PrivateRec(FedRec):
 
     def _levels(self, shared: Tree, told: Tensor, inputs: Tree) -> Tensor:
         """The levels of the basis vectors, by the news of the last reports; as before where there is none."""
-        items, often = told[told >= 0].to(torch.int64)[-LEVEL_NEWS:].unique(return_counts=True)
+        items, often = torch.unique(told[told >= 0].to(torch.int64)[-LEVEL_NEWS:], return_counts=True)
         if not len(items):
             return shared["level"]
         news, _ = encode_many(self.news, shared, {name: value[items] for name, value in inputs.items()})
