@@ -241,6 +241,7 @@ def test_what_a_device_has_its_own_copy_of_counts_once(tmp_path: Path) -> None:
     result = execute(recipe, tmp_path)
     assert result["parameters"] == {"shared": 165, "local": 5, "model": 165}
     assert result["passes"] == 3
+    assert execute(Recipe("fedrecon", DATA, fields={"factors": 4, "rebuild": 5}, rounds=1), tmp_path)["passes"] == 5
     assert execute(Recipe("popularity", DATA, rounds=1), tmp_path)["parameters"] is None
 
 

@@ -49,7 +49,8 @@ def read_ebnerd(folder: Path) -> Population:
     for week in weeks:
         known = history["time"] <= read[week]["time"].max()
         before.append(np.bincount(owner[known.to_numpy()], minlength=len(user_ids))[whose[week]])
-    marks = table.explode("shown").select("shown", clicked=pl.col("shown").is_in(pl.col("clicked")))
+    marks = table.select("shown", "clicked").explode("shown")
+    marks = marks.with_columns(clicked=pl.col("shown").is_in(pl.col("clicked")).fill_null(False))
     features, names, notes = _described(folder / "articles.parquet", item_ids)
     people = Population(
         "ebnerd",

@@ -50,6 +50,11 @@ class FedRecon(ItemTable):
         return Scoring(parameters="adapted")
 
     @property
+    def passes(self) -> int:
+        """Passes of a round that build the user vector, as a run records them."""
+        return self.rebuild
+
+    @property
     def all_passes(self) -> int:
         return self.rebuild + self.epochs
 

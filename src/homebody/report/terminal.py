@@ -203,9 +203,10 @@ def _narrow(result: ResultTable, title: str, width: int) -> Table:
     """Names stand once, until they change. Headings may break, and so may what a row is called; figures never do."""
     rows: list[list[str]] = []
     before: list[str] = []
+    last = max(0, result.left - 1)
     for row in result.rows:
         cells = [cell.replace(" protocol", "") for cell in row[: result.left]] + row[result.left :]
-        same = next((n for n in range(result.left - 1) if before[n : n + 1] != cells[n : n + 1]), result.left - 1)
+        same = next((n for n in range(last) if before[n : n + 1] != cells[n : n + 1]), last)
         rows.append(["" for _ in range(same)] + cells[same:])
         before = cells
     wide = [max((len(row[place]) for row in rows), default=0) for place in range(len(result.columns))]

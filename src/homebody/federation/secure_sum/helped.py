@@ -32,6 +32,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from nacl import bindings as sodium
+from nacl.exceptions import CryptoError
 
 from homebody.errors import Abandoned, HomebodyError, several
 from homebody.federation.secure_sum.masks import MaskedSum, derive
@@ -51,12 +53,6 @@ from homebody.privacy.grid import gaussian
 from homebody.privacy.ring import Numbers, Ring
 from homebody.privacy.secure_sum import check_shares, threshold
 from homebody.rng import SystemRng
-
-try:
-    from nacl import bindings as sodium
-    from nacl.exceptions import CryptoError
-except ImportError as error:
-    raise HomebodyError("A secure sum with a helper needs the extra: pip install 'homebody[deploy]'.") from error
 
 __all__ = [
     "EPOCH_BYTES",

@@ -15,7 +15,10 @@ try:
     from nacl import bindings as sodium
     from nacl.exceptions import CryptoError
 except ImportError as error:
-    raise HomebodyError("A secure sum with a helper needs the extra: pip install 'homebody[serve]'.") from error
+    raise HomebodyError(
+        "A secure sum with a helper needs an extra: pip install 'homebody[serve]' for a proxy, 'homebody[deploy]' for "
+        "servers and devices."
+    ) from error
 
 __all__ = ["OVERHEAD", "ROW_BYTES", "BadRequest", "ForgedRequest", "HelperRequest", "open_request", "sign_request"]
 

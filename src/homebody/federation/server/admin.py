@@ -97,8 +97,9 @@ def make(
             make_report_key(folder / "keys")
             if helper_ca is not None:
                 write_new(folder / "keys", {"helper-ca.pem": helper_ca})
+        text = plan.to_toml()
         with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(plan.to_toml())
+            file.write(text)
         try:
             with opened(folder) as (_, records):
                 if records.n_items() or records.devices():

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import threading
+import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from homebody.errors import HomebodyError, Unavailable
 from homebody.federation.envelopes import EPOCH_BYTES, REPORT_BYTES, envelope_bytes, named_sender, unseal_reports
 from homebody.federation.server.epochs import Added, EpochRecord, Epochs, Over
 from homebody.federation.server.monitor import counters
-from homebody.federation.server.plan import ServerPlan
+from homebody.federation.server.plan import FILE, database_in
 from homebody.federation.server.records import Records
 from homebody.federation.service import web
 from homebody.federation.service.logs import follow_parent, log
@@ -198,6 +199,17 @@ def _outcome(added: Added) -> web.Response:
     return web.answer(200, said)
 
 
+def _plan_in(folder: Path) -> dict[str, Any]:
+    """The plan, which was checked when the server was started: what it says for the next start is not looked at."""
+    try:
+        plan = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HomebodyError(f"The server's plan {folder / FILE} cannot be read: {error}.") from error
+    if not plan.get("reports"):
+        raise HomebodyError(f"The server in {folder} takes in no reports: its plan names no address for them.")
+    return plan
+
+
 def main(given: list[str] | None = None) -> None:
     """The process. Exit code 2: something a person must put right; anything else: start it again."""
     parser = argparse.ArgumentParser("homebody.federation.server.intake", description="Take in reports from proxies.")
@@ -206,18 +218,14 @@ def main(given: list[str] | None = None) -> None:
     asked = parser.parse_args(given)
     os.umask(0o077)
     try:
-        plan = ServerPlan.read(asked.folder)
-        if not plan.reports:
-            raise HomebodyError(
-                f"The server in {asked.folder} takes in no reports: its plan names no address for them."
-            )
-        host, _, port = plan.reports.rpartition(":")
+        plan = _plan_in(asked.folder)
+        host, _, port = str(plan["reports"]).rpartition(":")
         listening = web.listen(host.strip("[]"), int(port))
-        records = Records(connect(plan.database_in(asked.folder), what="server's database"))
+        records = Records(connect(database_in(asked.folder, plan["database"]), what="server's database"))
         intake = Intake(Epochs(records, asked.folder))
         if asked.follow_parent:
             follow_parent(intake.end)
-        web.serve(intake.app(), listening, asked.folder / "keys" if plan.tls else None, intake.count)
+        web.serve(intake.app(), listening, asked.folder / "keys" if plan.get("tls", True) else None, intake.count)
     except Unavailable as error:
         log("intake interrupted", reason=str(error))
         sys.exit(75)

@@ -38,6 +38,16 @@ DESCRIBED = ("method", "fields", "stages", "seed", "protocol", "held_out", "nega
 """Fields of the recipe that every letter holds as they are."""
 
 
+def database_in(folder: Path, database: str) -> Path | str:
+    """The database to connect to: a file in the folder, an address, or env:NAME for what the environment has."""
+    if database.startswith("env:"):
+        name = database.removeprefix("env:")
+        if not os.environ.get(name):
+            raise HomebodyError(f"The server's database is given by the environment variable {name}, which is not set.")
+        return os.environ[name]
+    return database if "://" in database else folder / database
+
+
 @dataclass(frozen=True)
 class ServerPlan:
     """A server's plan.
@@ -250,15 +260,7 @@ class ServerPlan:
         }
 
     def database_in(self, folder: Path) -> Path | str:
-        """The database to connect to: a file in the folder, an address, or env:NAME for what the environment has."""
-        if self.database.startswith("env:"):
-            name = self.database.removeprefix("env:")
-            if not os.environ.get(name):
-                raise HomebodyError(
-                    f"The server's database is given by the environment variable {name}, which is not set."
-                )
-            return os.environ[name]
-        return self.database if "://" in self.database else folder / self.database
+        return database_in(folder, self.database)
 
     def to_toml(self) -> str:
         return settings.to_toml(self, SCHEMA_VERSION)

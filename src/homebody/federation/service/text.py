@@ -7,7 +7,7 @@ import re
 import shutil
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from homebody.errors import HomebodyError
@@ -105,8 +105,8 @@ def claiming(folder: Path, what: str, file: str = "") -> Iterator[None]:
 
     file: a folder that has it is one already.
     """
+    fresh = not folder.exists()
     try:
-        fresh = not folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if file and (folder / file).exists():
             raise HomebodyError(f"{folder} is a {what} already; use it, or name another folder.")
@@ -115,6 +115,9 @@ def claiming(folder: Path, what: str, file: str = "") -> Iterator[None]:
         folder.chmod(0o700)
         (folder / "ledgers").mkdir(mode=0o700)
     except OSError as error:
+        if fresh:
+            with suppress(OSError):
+                folder.rmdir()
         raise HomebodyError(f"No {what} can be made in {folder}: {error.strerror or error}.") from error
     try:
         yield
