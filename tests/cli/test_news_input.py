@@ -151,6 +151,19 @@ def test_malformed_impressions_of_ones_own(here: Path, refused: Refused, lines: 
     assert said in refused("run", "privaterec", *OWN, *SMALL)
 
 
+@pytest.mark.parametrize("method", ["privaterec", "fedrec", "news-cen"])
+@pytest.mark.parametrize("name", ["clicks", "shown"])
+def test_without_times_a_click_might_be_in_its_own_history(
+    here: Path, refused: Refused, method: str, name: str
+) -> None:
+    lines = (here / f"{name}.csv").read_text().splitlines()
+    (here / f"{name}.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
+    assert refused("run", method, *OWN, *SMALL[2:]) == (
+        "Nothing says which clicks came before an impression, so its own click might be among those that a model "
+        "reads: give the interactions and the impressions times."
+    )
+
+
 @pytest.mark.parametrize("encoder", ["plm", "nrms", "naml"])
 def test_an_encoder_of_texts_on_news_without_titles(refused: Refused, encoder: str) -> None:
     advice = "give --item-features FILE with that column and --kind title=sequence, or choose the encoder id."

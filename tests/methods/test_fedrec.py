@@ -16,7 +16,7 @@ from torch.func import vmap
 from homebody.core import Batch, Catalogue, Cohort, Collected, Data, Method, Shown, Total, Tree
 from homebody.errors import HomebodyError
 from homebody.methods.dp_fedrec import DPFedRec
-from homebody.methods.fedrec import INDEX, FedRec, drawn_impression, fingerprint
+from homebody.methods.fedrec import INDEX, FedRec, drawn_impression, model_hash
 from homebody.methods.kernels import indexed, kernel_of, train_many
 from homebody.methods.privaterec import PrivateRec
 from homebody.models.adam import adam_start, adam_step
@@ -344,8 +344,8 @@ class TestServing:
         others = [self.noise(shared, items) for items in ([1, 2], [4, 5, 6], [3, 2, 1])]
         for other in (*others, self.noise(moved, [1, 2, 3]), self.noise(shared, [1, 2, 3], key=4)):
             assert float((other - first).norm()) > 0.1
-        assert fingerprint(moved) != fingerprint(shared)
-        assert fingerprint({**shared, INDEX: torch.ones(2)}) == fingerprint(shared)
+        assert model_hash(moved) != model_hash(shared)
+        assert model_hash({**shared, INDEX: torch.ones(2)}) == model_hash(shared)
 
     def test_without_noise_it_is_the_clipped_vector(self) -> None:
         loud = replace(self.asks, serving_epsilon=1e7, serving_theta=0.05)

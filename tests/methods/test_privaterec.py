@@ -200,6 +200,19 @@ class TestServer:
         assert torch.equal(again["level"], after["level"])
         assert "level" not in replace(method, mechanism="attention").init_shared(Catalogue(3), Rng.of(0))
 
+    def test_levels_are_of_all_reports_not_of_the_last_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """News 0, r = 1, in the first half of 4,000 places and news 1, r = -1, in the second; 1,000 are looked at."""
+        monkeypatch.setattr("homebody.methods.privaterec.LEVEL_NEWS", 1_000)
+        method = PrivateRec(encoder="id", d=1, basis=2, negatives=1, steps=1, learning_rate=0.0, dropout=0.0)
+        shared = method.init_shared(Catalogue(2), Rng.of(0))
+        shared |= {"news/item": torch.tensor([[1.0], [-1.0]]), "basis": torch.tensor([[1.0], [2.0]])}
+        news = torch.arange(2, dtype=torch.int32).repeat_interleave(2_000).view(-1, 2)
+        reports = {"news": news, "choice": torch.zeros(2_000, dtype=torch.int32)}
+        total = Total({}, 2_000, messages=reports, catalogue=Catalogue(2))
+        after, _ = method.server(shared, method.init_server(shared), total)
+        # Half of the places name news 0, within 5 deviations of 0.0158: that moves a level by up to 0.153.
+        assert after["level"].tolist() == pytest.approx([math.log(math.cosh(1)), math.log(math.cosh(2))], abs=0.153)
+
     def test_without_a_catalogue_it_says_so(self) -> None:
         method = certified()
         shared = moved(method)
@@ -418,6 +431,31 @@ class TestServing:
         people = [scores(method, shared, everything, key) for key in range(4)]
         for some in (models, lengths, people):
             assert len({tuple(one.tolist()) for one in some}) > 1
+
+    def test_no_two_models_and_settings_share_their_noise(self) -> None:
+        """A difference of two answers with one draw of noise would tell the interest exactly."""
+
+        def noise(method: PrivateRec, basis: Tensor, pad: float) -> Tensor:
+            shared = {**start, "basis": basis, "pad": torch.full_like(start["pad"], pad)}
+            history, real = torch.tensor([1, 2, 3]), torch.ones(3) > 0
+            stream = method._request(shared, {"key": torch.tensor(7)}, history, real, torch.tensor(3))
+            return stream.normal(4)
+
+        method = certified(query="attention", serving_noise="gaussian")
+        start = moved(method)
+        basis = start["basis"]
+        drawn = [
+            noise(method, basis, 0.0),
+            noise(method, basis.flip(0), 0.0),
+            *(noise(method, rows, math.nan) for rows in (basis, basis.flip(0), 2 * basis)),
+            *(noise(method, rows, 3e38) for rows in (basis, 2 * basis)),
+            noise(replace(method, serving_epsilon=2.0), basis, 0.0),
+            noise(replace(method, serving_guarantee="published"), basis, 0.0),
+            noise(replace(method, query="choice"), basis, 0.0),
+            noise(replace(method, query="choice", padding=0.5), basis, 0.0),
+        ]
+        assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+        assert torch.equal(drawn[2], noise(method, basis, math.nan))
 
     def test_a_choice_is_randomised_for_each_person(self) -> None:
         """2,000 people with one history: the true choice has its share, within 5 deviations of 0.0111."""

@@ -50,6 +50,12 @@ class TestNews:
         found = [int((news[:, 0] == item).sum()) for item in ITEMS]
         assert stats.chisquare(found, expected).pvalue > 1e-6
 
+    def test_of_several_marks_the_first_is_the_click(self) -> None:
+        """Their places once were added up, and at a large ε no item was told."""
+        several = update(extra=1) | {"click": torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0])}
+        news = told(ImpressionReport(50.0, basis=3, negatives=2), 100, several)["news"]
+        assert (news[:, 0] == ITEMS[1]).all()
+
     def test_negatives_are_any_two_of_the_others_and_may_be_the_true_click(self) -> None:
         """Every ordered pair without the pseudo-click is as likely, also pairs with the true click."""
         news = told(self.stage, 30_000, update(extra=3))["news"].numpy()

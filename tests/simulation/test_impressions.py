@@ -171,9 +171,18 @@ def test_people_are_asked_as_they_were_and_only_about_what_was_shown(monkeypatch
     assert found.metrics["impressions/mrr"] == 1.0
     assert max(widths) <= 6
     assert runtime.evaluate(Rates(), shared).metrics == found.metrics
-    blind = Simulator(replace(runtime.split, before=None))
-    blind.begin(Rates(), Rng.of(0))
-    assert blind.evaluate(Rates(), shared).metrics["impressions/auc"] < 1.0
+    assert population.impressions is not None
+    late = Simulator(replace(runtime.split, before=runtime.split.lengths[population.impressions.users]))
+    late.begin(Rates(), Rng.of(0))
+    assert late.evaluate(Rates(), shared).metrics["impressions/auc"] < 1.0
+
+
+def test_where_nothing_says_what_came_before_an_impression_nobody_learns_from_it() -> None:
+    """The click would be in the history that it is predicted from."""
+    blind = Simulator(replace(collected(people())[0].split, before=None))
+    with pytest.raises(HomebodyError, match="its own click might be among those that a model reads: give the inter"):
+        blind.begin(Rates(), Rng.of(0))
+    blind.begin(find("fedmf")(), Rng.of(0))  # type: ignore[arg-type]
 
 
 def test_a_split_without_impressions_to_learn_from_is_refused(

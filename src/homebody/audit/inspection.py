@@ -292,11 +292,11 @@ def _read_off(method: Method, simulator: Simulator, shared: Tree, user: int, rng
             f"Each of its {entries:,} numbers has Laplace noise of scale {noise.scale(entries):.3g}; before that, the "
             f"whole gradient is clipped to an ℓ2 norm of {noise.norm:g}."
         )
-    readable = any(table in shared for table in TABLES) and not method.uplink.facts.hides_senders
-    if not isinstance(method, FedRec) or not readable:
+    table = next((name for name in TABLES if name in shared), None)
+    if not isinstance(method, FedRec) or table is None or method.uplink.facts.hides_senders:
         return
     if words := named(method, simulator, shared, user, rng, sent):
-        kind = "news" if "news/item" in shared else "words"
+        kind = "news" if TABLES[table] == "items" else "words"
         more = f" and {len(words) - NAMED:,} more" if len(words) > NAMED else ""
         yield (
             f"Whoever knows what was shown reads {len(words):,} {kind} of this person's history off the rows that "
@@ -313,6 +313,8 @@ class ToldImpression:
     """ε of the click, and of one news item of the history."""
     history_epsilon: float
     """ε of the whole history; larger where padding hides news."""
+    history_delta: float
+    """Its δ: 0 but for Gaussian noise."""
     basis: int
     found: tuple[float, ...]
     """The weights that the device found, without noise; of a choice, the number of the basis vector, from 1."""
@@ -339,13 +341,14 @@ class ToldImpression:
         else:
             weights = " ".join(f"{weight:.2f}" for weight in self.told)
             interest = f"It says: the weights of {self.basis} basis vectors are {weights}"
+        delta = f" at δ = {self.history_delta:.4g}" if self.history_delta else ""
         click = f"It says: of {self.shown:,} news that were shown, '{self.pseudo_click}' was clicked"
         honest = f"true with probability {self.chance:.3f}, otherwise any other of them"
         others = (
             f"It names {several(len(self.negatives), 'other')} that {'was' if len(self.negatives) == 1 else 'were'}"
         )
         return (
-            f"{interest} ({self.how}; ε = {self.history_epsilon:.4g} whatever the history is).",
+            f"{interest} ({self.how}; ε = {self.history_epsilon:.4g}{delta} whatever the history is).",
             f"{click} ({honest}; ε = {self.epsilon:g}).",
             f"{others} shown: drawn evenly, and the true click may be among them.",
             f"Nothing else is in it. As devices send it, it takes {self.wire_bytes:,} bytes, whatever the history is.",
@@ -377,6 +380,7 @@ def _told_impression(
         stage.mechanism,
         stage.epsilon,
         query.epsilon,
+        query.delta,
         stage.basis,
         (int(without.argmax()) + 1,) if chosen else tuple(without.tolist()),
         (int(told) + 1,) if chosen else tuple(told.tolist()),

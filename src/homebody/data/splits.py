@@ -204,8 +204,7 @@ class Split:
             return None
         numbers = self._learnt_shown[self.learn[self._impressions.users[self._learnt_shown]]]
         some = self._impressions.taken(numbers)
-        before = self.lengths[some.users] if self.before is None else self.before[numbers]
-        return LearntImpressions(some.users, some.indptr, some.items, some.clicked, before)
+        return LearntImpressions(some.users, some.indptr, some.items, some.clicked, self.known_at(numbers))
 
     @property
     def _impressions(self) -> Impressions:
@@ -228,6 +227,11 @@ class Split:
     def _able(self, needs: Sequence[str]) -> Bools:
         able = self.lengths > 0
         if "impressions" in needs and self._learnt_shown is not None:
+            if self.before is None:
+                raise HomebodyError(
+                    "Nothing says which clicks came before an impression, so its own click might be among those that "
+                    "a model reads: give the interactions and the impressions times."
+                )
             able &= np.bincount(self._impressions.users[self._learnt_shown], minlength=self.n_users) > 0
         return able
 
@@ -264,7 +268,7 @@ class Split:
         column = entry - np.repeat(shown.indptr[which], width)
         at = np.repeat(row, width), np.repeat(place, width), column
         items[at], clicked[at] = shown.items[entry], shown.clicked[entry]
-        before[row, place] = self.lengths[users[row]] if self.before is None else self.before[which]
+        before[row, place] = self.known_at(which)
         return PaddedShown(items, clicked, before)
 
     @cached_property

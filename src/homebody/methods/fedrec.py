@@ -59,6 +59,9 @@ __all__ = ["INDEX", "FedRec", "drawn_impression", "last_items"]
 
 INDEX = "index/news"
 """The name of all news vectors among the shared parameters, where they are computed once for everyone."""
+WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The whole numbers of so many bytes."""
+HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -211,12 +214,17 @@ class FedRec(Method):
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         history, real = last_items(data, data.valid.sum(), self.latest)
         news = self.vectors(shared, data.catalogue, history)
-        # The same noise under two models, or on two histories, would cancel out between them.
+        person = self.asked(shared, news, real, self._request(shared, local, history, real, data.valid.sum()))
+        return self.vectors(shared, data.catalogue, items) @ person
+
+    def _request(self, shared: Tree, local: Tree, history: Tensor, real: Tensor, count: Tensor) -> Rng:
+        """The stream of a request: the same noise under two models, settings or histories would cancel out."""
+        stream = Rng(local["key"])
+        if self.query in ("", "nobody"):
+            return stream  # nothing is drawn from it
         place = torch.arange(1, len(history) + 1, device=history.device)
         read = torch.where(real, mix(history + place * GOLDEN), 0).sum()
-        stream = Rng(local["key"]).fold(fingerprint(shared), data.valid.sum(), read)
-        person = self.asked(shared, news, real, stream)
-        return self.vectors(shared, data.catalogue, items) @ person
+        return stream.fold(repr(self.serving), model_hash(shared), count, read)
 
     def vectors(self, shared: Tree, catalogue: Catalogue, items: Tensor) -> Tensor:
         """The vectors of these items, from the index if there is one."""
@@ -247,10 +255,22 @@ class FedRec(Method):
         )
 
 
-def fingerprint(shared: Tree) -> Tensor:
-    """A number that differs from model to model."""
-    sums = [value.to(torch.float64).sum() for name, value in shared.items() if name != INDEX]
-    return torch.stack(sums).sum().view(torch.int64)
+def model_hash(shared: Tree) -> Tensor:
+    """A hash of all bits of a model, whatever its numbers are; two models share it once in 2⁶⁴.
+
+    >>> one, other = ({"w": torch.tensor(row)} for row in ([0.5, torch.nan], [torch.nan, 0.5]))
+    >>> torch.equal(model_hash(one), model_hash(one)), torch.equal(model_hash(one), model_hash(other))
+    (True, False)
+    """
+    stream = Rng.of(0, device=next(iter(shared.values())).device)
+    for name in sorted(shared.keys() - {INDEX}):
+        bits = shared[name].detach().flatten().contiguous().view(WHOLE[shared[name].element_size()])
+        start, total = 0, torch.zeros((), dtype=torch.int64, device=bits.device)
+        for part in bits.split(HASHED_AT_ONCE):
+            place = torch.arange(start + 1, start + len(part) + 1, device=bits.device)
+            total, start = total + mix(part.to(torch.int64) ^ mix(place * GOLDEN)).sum(), start + len(part)
+        stream = stream.fold(name, total)
+    return stream.key
 
 
 def given(batch: Batch, name: str) -> Mapping[str, Tensor]:

@@ -58,7 +58,7 @@ __all__ = ["PrivateRec"]
 PASSES = 20
 """Passes in which the centres of clusters settle."""
 LEVEL_NEWS = 4096
-"""The news of so many places of reports, the last ones, are what is shown at large."""
+"""The news at so many places of reports, drawn evenly, are what is shown at large."""
 
 
 @dataclass(frozen=True)
@@ -261,14 +261,18 @@ class PrivateRec(FedRec):
             mean = {name: past * shared[name] + (1 - past) * value for name, value in learnt.items()}
             shared = {**shared, **mean}
         if self.chooses:
-            shared["level"] = self._levels(shared, told["news"], inputs)
+            rng = Rng.of(0, "levels", int(state["step"]), device=shared["pad"].device)
+            shared["level"] = self._levels(shared, told["news"], inputs, rng)
         return shared, {**state, **{f"learnt/{name}": value for name, value in learnt.items()}}
 
-    def _levels(self, shared: Tree, told: Tensor, inputs: Tree) -> Tensor:
-        """The levels of the basis vectors, by the news of the last reports; as before where there is none."""
-        items, often = torch.unique(told[told >= 0].to(torch.int64)[-LEVEL_NEWS:], return_counts=True)
-        if not len(items):
+    def _levels(self, shared: Tree, told: Tensor, inputs: Tree, rng: Rng) -> Tensor:
+        """The levels of the basis vectors, by news of the reports; as before where there is none."""
+        named = told[told >= 0].to(torch.int64)
+        if not len(named):
             return shared["level"]
+        if len(named) > LEVEL_NEWS:  # drawn: reports come in an order that may depend on how long histories are
+            named = named[rng.integers(len(named), LEVEL_NEWS)]
+        items, often = torch.unique(named, return_counts=True)
         news, _ = encode_many(self.news, shared, {name: value[items] for name, value in inputs.items()})
         return levels(news, shared["basis"], often)
 

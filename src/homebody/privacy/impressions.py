@@ -34,9 +34,10 @@ class ImpressionReport(Stage):
       C − 1, drawn evenly: the true click may be among them.
 
     Both halves of a report have ε. A click is in the history or in the label of an impression, so a report costs ε for
-    one interaction; a person may change both, which costs 2ε. `padding` is the probability with which the method hides
-    each news of the history before it computes the interest: for one interaction that allows less noise at the same ε;
-    a whole history is then covered by that noise alone.
+    one interaction; a person may change both, which costs 2ε. `padding` is the probability with which **the method
+    hides each news of the history** before it computes the interest: for one interaction that is replaced by another
+    at the same place it allows less noise at the same ε; a whole history is then covered by that noise alone. A method
+    that states a padding must hide in `prepare`, as PrivateRec does: the stage cannot check it.
 
     The server reads each report and gets them all, stacked, as `Total.messages`.
 
@@ -115,7 +116,7 @@ class ImpressionReport(Stage):
         """(negatives + 1,) the pseudo-click, then others that were shown; -1 where there are too few."""
         items, real = shown.to(torch.int32), shown >= 0
         order = real.cumsum(0) - 1  # each item's number among those that are no padding
-        true = torch.where(real & (click > 0.5), order, 0).sum()
+        true = order.gather(0, torch.where(real, click, -1.0).argmax(0, keepdim=True))[0].clamp(min=0)
         drawn = randomised(true, real.sum(), self.epsilon, rng.fold("click"))
         chosen = real & (order == drawn)
         keys = torch.where(chosen, torch.inf, rng.fold("negatives").uniform(len(shown)))

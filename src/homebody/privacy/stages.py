@@ -11,7 +11,7 @@ one person in `homebody.privacy.views`, the secure sum and the noise that device
 | the same with a helper | rounds to a grid | the helper adds noise | also the server, by `HelpedRelease` |
 | `Laplace` | rounds to a grid, adds noise | or adds it here | by `LaplaceRelease`; on the device to the server too |
 | `VectorLaplace` | the same after an ℓ2 clip | | everyone, by `LaplaceRelease` |
-| `ImpressionReport` | sends a noised interest and a pseudo-click | reads each | everyone, by `PureRelease` |
+| `ImpressionReport` | sends a noised interest and a pseudo-click | reads each | everyone, each half by its event |
 | `OneBit` | sends k bits of k random entries | estimates the sum from them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
 | `RandomisedResponse` | sends a bit for every entry | sums them and their products | everyone, as its method says |
