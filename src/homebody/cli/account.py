@@ -202,7 +202,7 @@ def _print_cost(found: dict[str, Any]) -> None:
     traffic = Table("exchange", "bytes that a party sends", "bytes that it receives")
     for row in found["exchanges"]:
         traffic.add_row(row["exchange"], f"{row['sent']:,}", f"{row['received']:,}")
-    options.show(figures, traffic, *found["notes"], soft_wrap=False, markup=True)
+    options.show(figures, traffic, *found["notes"])
 
 
 def _odds(value: float) -> str:
@@ -343,7 +343,7 @@ def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) ->
         )
     asked = ", ".join(f"{key} {value}" for key, value in about.items())
     notes = dict.fromkeys(note for row in rows for note in row["notes"])
-    options.show(asked, table, *notes, soft_wrap=False, markup=True)
+    options.show(asked, table, *notes)
 
 
 def _print_paper(name: str, as_json: bool) -> None:
@@ -385,7 +385,7 @@ def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
             *(row["accountant"], str(reasons.index(row["why"]) + 1)),
         )
     numbered = (f"{number}. {why}" for number, why in enumerate(reasons, start=1))
-    options.show(table, *numbered, soft_wrap=False, markup=True)
+    options.show(table, *numbered)
 
 
 def _draw(file: Path, asked: Inquiry, value: float) -> None:

@@ -216,14 +216,16 @@ def table(
     return drawn
 
 
-def show(*parts: str | Table, soft_wrap: bool = True, markup: bool = False) -> None:
-    """Print tables, and lines as they are: by default nothing in them is markup, and the terminal wraps long ones."""
+def show(*parts: str | Table) -> None:
+    """Print tables, and lines as they are."""
     from rich.console import Console
+
+    from homebody.report.words import say
 
     console = Console()
     for part in parts:
         if isinstance(part, str):
-            console.print(part, highlight=False, soft_wrap=soft_wrap, markup=markup)
+            say(console, part)
         else:
             console.print(part)
 

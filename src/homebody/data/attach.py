@@ -67,7 +67,8 @@ def attach(
     # Kinds may also be given for what the source itself has.
     users, items, contexts = (_of_kinds(features, wanted) for features in (users, items, population.contexts))
     present = {name for features in (users, items, contexts) if features is not None for name in features.names}
-    for name, kind in wanted.items() if not present else ():
+    if wanted and not present:
+        name, kind = next(iter(wanted.items()))
         raise HomebodyError(f"There is no feature '{name}' to declare as {kind}: {population.name} has no features.")
     refuse_unknown("feature", wanted, present)
     population = replace(population, user_features=users, item_features=items, contexts=contexts, item_names=names)

@@ -278,8 +278,8 @@ def encode_one(
     >>> {name: value.tolist() for name, value in numbers.items()}, notes
     ({'job': 0, 'age': 2.0}, ())
     """
-    for name in given if not codes else ():
-        raise HomebodyError(f"This data has no {what}, so '{name}' cannot be used: leave it out.")
+    if given and not codes:
+        raise HomebodyError(f"This data has no {what}, so '{next(iter(given))}' cannot be used: leave it out.")
     refuse_unknown(what, given, codes)
     coded = {name: code.of(name, given.get(name)) for name, code in codes.items()}
     return {name: numbers for name, (numbers, _) in coded.items()}, tuple(note for _, note in coded.values() if note)

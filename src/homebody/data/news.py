@@ -39,7 +39,7 @@ def merged(states: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def with_impressions(people: Population, lines: Impressions) -> Population:
-    """The people with the impressions of a source, whose order they have in `lines`, by user and time.
+    """The people with a source's impressions, ordered by user and time. lines: these, in the order of the source.
 
     An item counts once in an impression. Impressions that ask nothing are left out, and said.
     """

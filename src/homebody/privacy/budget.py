@@ -1,4 +1,4 @@
-"""Budgets of ε: checked before each round of a run; and which noise spends them exactly."""
+"""Budgets of ε, which are checked before each round of a run, and the noise that spends one exactly."""
 
 from __future__ import annotations
 

@@ -189,8 +189,9 @@ def _outcome(search: Search, recipes: list[Recipe], results: list[dict[str, Any]
     nothing = {"validation": None, "by_seed": None, "seconds": None, "runs": runs}
     if len(known) < len(results):
         return {"status": "waiting", **nothing}
-    for error in (result["error"] for result in known if "error" in result):
-        return {"status": "failed", **nothing, "error": error}
+    failed = [result["error"] for result in known if "error" in result]
+    if failed:
+        return {"status": "failed", **nothing, "error": failed[0]}
     metric = search.recipe.selects().removeprefix("valid/")
     values = [float(result["validation"][metric]) for result in known]
     seconds = sum(result["seconds"] for result in known)

@@ -87,6 +87,11 @@ def test_nothing_remains_of_a_home_that_could_not_be_made(tmp_path: Path) -> Non
     assert [file.name for file in tmp_path.rglob("*")] == ["there"]
 
 
+def test_a_name_that_no_folder_can_have_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(HomebodyError, match=r"No device can be made in .*: File name too long"):
+        Home.create(tmp_path / ("x" * 300), server="127.0.0.1:9092")
+
+
 def test_what_is_there_is_never_overwritten(tmp_path: Path, home: Home) -> None:
     home.people.add("ann")
     with pytest.raises(HomebodyError, match="is a device already"):

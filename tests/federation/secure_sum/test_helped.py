@@ -126,13 +126,6 @@ class TestOneSet:
         total = world.collected(range(5))
         assert world.helper().open(total.request()) != world.helper().open(total.request())
 
-    def test_a_refused_set_is_not_the_one(self) -> None:
-        world = World(5)
-        total = world.collected(range(5))
-        with pytest.raises(SetRefused):
-            world.helper().open(total.request()[: 2 * ROW_BYTES])
-        assert total.opened(world.helper().open(total.request())).tolist() == world.right([*range(5)]).tolist()
-
 
 class TestLies:
     def test_too_few_and_too_many(self) -> None:

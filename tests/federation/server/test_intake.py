@@ -475,11 +475,11 @@ def test_a_real_intake_answers_over_tls_says_no_address_and_ends_with_its_parent
         json.loads(line)
 
 
-@pytest.mark.parametrize("what", ["taken", "none"])
+@pytest.mark.parametrize("what", ["taken", "none", "off"])
 def test_an_intake_that_cannot_listen_says_so(process: Process, what: str) -> None:
     plan = process.folder / "server.toml"
-    if what == "none":
-        plan.write_text(plan.read_text().replace(f"127.0.0.1:{process.port}", ""))
+    if what != "taken":
+        plan.write_text(plan.read_text().replace(f"127.0.0.1:{process.port}", "" if what == "none" else what))
     else:
         # Settings of the next start are none of its business: it comes as far as listening, where another listens.
         plan.write_text(f"future = 1\n{plan.read_text()}")
@@ -492,6 +492,6 @@ def test_an_intake_that_cannot_listen_says_so(process: Process, what: str) -> No
         check=False,
     )
     assert again.returncode == 2
-    sentence = "names no address for them" if what == "none" else "The service cannot listen on 127.0.0.1"
+    sentence = "The service cannot listen on 127.0.0.1" if what == "taken" else "names no address for them"
     assert sentence in again.stderr
     assert MOST_REPORTS * REPORT_BYTES < MOST_BYTES

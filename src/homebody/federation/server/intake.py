@@ -205,7 +205,7 @@ def _plan_in(folder: Path) -> dict[str, Any]:
         plan = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise HomebodyError(f"The server's plan {folder / FILE} cannot be read: {error}.") from error
-    if not plan.get("reports"):
+    if not str(plan.get("reports", "")).rpartition(":")[0]:
         raise HomebodyError(f"The server in {folder} takes in no reports: its plan names no address for them.")
     return plan
 

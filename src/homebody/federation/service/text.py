@@ -86,8 +86,9 @@ def read_file(path: Path, limit: int = -1) -> bytes:
 @contextmanager
 def making(folder: Path, what: str) -> Iterator[None]:
     """Make a service's folder, which its owner alone can read: whole, or not at all."""
-    fresh = not folder.exists()
+    fresh = False
     try:
+        fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)  # who takes part is nobody else's business
         yield
@@ -105,8 +106,9 @@ def claiming(folder: Path, what: str, file: str = "") -> Iterator[None]:
 
     file: a folder that has it is one already.
     """
-    fresh = not folder.exists()
+    fresh = False
     try:
+        fresh = not folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if file and (folder / file).exists():
             raise HomebodyError(f"{folder} is a {what} already; use it, or name another folder.")
