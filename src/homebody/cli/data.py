@@ -72,9 +72,10 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
     table.add_row("synthetic", "any", "any", "any", "0", "made on demand")
     show(
         table,
-        "Fetch one with `homebody data get NAME`, which also says what must be supplied and how, or use a CSV or "
-        "Parquet file of your own. A synthetic population is `synthetic` or "
-        "`synthetic:users=1000,items=500,mean=30,seed=0`. Licences and sources: `homebody data list --json`.",
+        "Fetch one with `homebody data get NAME`, which also says what must be",
+        "supplied and how, or use a CSV or Parquet file of your own. A synthetic",
+        "population is `synthetic` or `synthetic:users=1000,items=500,mean=30,seed=0`.",
+        "Licences and sources: `homebody data list --json`.",
     )
 
 

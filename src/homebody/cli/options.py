@@ -220,12 +220,10 @@ def show(*parts: str | Table) -> None:
     """Print tables, and lines as they are."""
     from rich.console import Console
 
-    from homebody.report.words import say
-
     console = Console()
     for part in parts:
-        if isinstance(part, str):
-            say(console, part)
+        if isinstance(part, str):  # not by `report.words.say`: a device's commands start without torch
+            console.print(part, highlight=False, soft_wrap=True, markup=False)
         else:
             console.print(part)
 
