@@ -57,17 +57,12 @@ def news_inputs(encoder: NewsEncoder, catalogue: Catalogue, device: torch.device
         if isinstance(encoder, WithIds):
             rows = {**news_inputs(encoder.inner, catalogue, device), **encoder.own(catalogue)}
         elif isinstance(encoder, PLM):
-            column = text_column(catalogue, encoder.title, "plm")
-            if len(column.texts) != catalogue.n_items:
-                raise HomebodyError(
-                    f"The encoder plm reads the texts of '{encoder.title}', and only their words are known here: "
-                    "choose another encoder."
-                )
+            texts = _texts(encoder, catalogue)
             if encoder.layers:
-                states, real = text_states(column.texts, encoder.layers)
+                states, real = text_states(texts, encoder.layers)
                 rows = {"plm/states": states, "plm/real": real}
             else:
-                rows = {"plm": text_vectors(column.texts)}
+                rows = {"plm": text_vectors(texts)}
             rows = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in rows.items()}
         else:
             rows = encoder.inputs(catalogue)
@@ -75,15 +70,32 @@ def news_inputs(encoder: NewsEncoder, catalogue: Catalogue, device: torch.device
     return known[asked]
 
 
+def _texts(encoder: PLM, catalogue: Catalogue) -> Sequence[str]:
+    """The texts that a language model reads."""
+    column = text_column(catalogue, encoder.title, "plm")
+    if len(column.texts) != catalogue.n_items:
+        raise HomebodyError(
+            f"The encoder plm reads the texts of '{encoder.title}', and only their words are known here: "
+            "choose another encoder."
+        )
+    return column.texts
+
+
 def news_start(encoder: NewsEncoder, catalogue: Catalogue, rng: Rng, words: str = "glove") -> Tree:
     """The parameters that the encoder starts from; `words` is the source, as `word_vectors` takes it."""
     if isinstance(encoder, WithIds):
         return {**news_start(encoder.inner, catalogue, rng, words), **encoder.start_own(catalogue, rng)}
-    if isinstance(encoder, PLM) and encoder.layers:
+    if isinstance(encoder, PLM):
         device = rng.key.device
-        parts = [layer_start(layer, device) for layer in encoder.trained] if device.type == "meta" else []
-        own = {name: value for part in parts for name, value in part.items()} or top_layers(encoder.layers)
-        return {**encoder.start(catalogue, rng), **{f"news/{name}": value.to(device) for name, value in own.items()}}
+        if device.type == "meta":  # shapes alone
+            parts = [layer_start(layer, device) for layer in encoder.trained] if encoder.layers else []
+            own = {name: value for part in parts for name, value in part.items()}
+            table = None
+        else:
+            own = top_layers(encoder.layers) if encoder.layers else {}
+            table = text_vectors(_texts(encoder, catalogue)).to(device)
+        trained = {f"news/{name}": value.to(device) for name, value in own.items()}
+        return {**encoder.start(catalogue, rng, table), **trained}
     if not isinstance(encoder, NRMS | NAML):
         return encoder.start(catalogue, rng)
     table = word_vectors(encoder.words(catalogue), words, rng.fold("words"), encoder.width)

@@ -61,9 +61,9 @@ def worded() -> Split:
 
 
 def made_up_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of a language model's vectors: one drawn for each different text."""
+    """In place of a language model's vectors, which have length 1: one drawn for each different text."""
 
     def vectors(some: Sequence[str], say: object = None) -> Tensor:
-        return torch.stack([Rng.of(0, text).normal(WIDTH) for text in some])
+        return torch.nn.functional.normalize(torch.stack([Rng.of(0, text).normal(WIDTH) for text in some]))
 
     monkeypatch.setattr("homebody.text_vectors.text_vectors", vectors)

@@ -29,6 +29,8 @@ from homebody.models.news import (
     filled,
     find_encoder,
     find_user_encoder,
+    looked_up,
+    principal_axes,
 )
 from homebody.rng import Rng
 
@@ -189,6 +191,42 @@ def test_ids_and_language_models_by_hand() -> None:
         layer.bias.copy_(shared["news/offset"])
         torch.testing.assert_close(encoder.encode(shared, given)[:N], layer(given["plm"][:N]), atol=1e-5, rtol=1e-4)
     assert not encoder.encode(shared, given)[N].any()
+
+
+def test_a_language_models_layer_starts_with_the_principal_axes_of_its_texts() -> None:
+    """Against torch's SVD: news differ from one another as the texts do, and their mean is 0."""
+    texts = RNG.fold("texts").normal(30, WIDTH) * torch.linspace(2, 0, WIDTH) + 1
+    shared = PLM(d=12).start(Catalogue(30), RNG, texts)
+    news = PLM(d=12).encode(shared, {"plm": texts})
+    left, values, _ = torch.linalg.svd(texts - texts.mean(0), full_matrices=False)
+    kept = left[:, :12] * values[:12]
+    torch.testing.assert_close(news @ news.T, 1.25**2 * kept @ kept.T, atol=1e-2, rtol=1e-4)
+    torch.testing.assert_close(news.mean(0), torch.zeros(12), atol=1e-4, rtol=0)
+    # Numbers beyond the texts' own 384 start as those of any layer.
+    wide, random = (PLM(d=400).start(Catalogue(30), RNG, words)["news/weight"] for words in (texts, None))
+    assert torch.equal(wide[:, 384:], random[:, 384:])
+    axes = principal_axes(texts, 400)[1]
+    torch.testing.assert_close(axes.T @ axes, torch.eye(384), atol=1e-5, rtol=0)
+    assert (axes.gather(0, axes.abs().argmax(0, keepdim=True)) > 0).all()
+
+
+def test_the_gradient_of_a_looked_up_table_is_the_same_on_any_number_of_threads() -> None:
+    table, codes = RNG.fold("table").normal(300, 50), RNG.fold("codes").integers(300, 40_000).view(2_000, 20)
+    codes[0, 0] = -1
+    slope = RNG.fold("slope").normal(2_000, 20, 50)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 4, 4, 4):
+            torch.set_num_threads(threads)
+            found.append(grad(lambda table: (looked_up(table, codes) * slope).sum())(table))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], one) for one in found)
+    by_hand = torch.zeros(300, 50)
+    for code, one in zip(codes.flatten().tolist()[1:], slope.flatten(0, 1)[1:], strict=True):
+        by_hand[code] += one
+    torch.testing.assert_close(found[0], by_hand)
 
 
 def test_top_layers_of_a_language_model_are_those_of_the_whole_model() -> None:

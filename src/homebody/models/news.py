@@ -59,11 +59,40 @@ KEPT = 1 << 28
 """Up to so many numbers are kept for the gradient: 1 GB."""
 CATEGORY_WIDTH = 100
 """Numbers of a category's vector in NAML."""
+STRETCH = 1.25
+"""How long the principal axes of texts are where `PLM` starts from them."""
+
+
+def principal_axes(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The mean of rows (N, d), and up to so many axes (d, k) along which they differ most, the first most of all.
+
+    >>> mean, axes = principal_axes(torch.tensor([[0.0, 3.0], [0.0, -1.0]]), 1)
+    >>> mean.tolist(), axes.tolist()
+    ([0.0, 1.0], [[0.0], [1.0]])
+    """
+    wide = rows.double()
+    mean = wide.mean(0)
+    axes = torch.linalg.eigh((wide - mean).T @ (wide - mean)).eigenvectors.flip(1)[:, :most]
+    # An axis has no direction of its own: its largest number is positive.
+    largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
+    return mean.float(), (axes * largest.sign()).float()
 
 
 def glorot(rng: Rng, low: int, high: int) -> Tensor:
     """Uniform weights within √(6 / (inputs + outputs))."""
     return (6.0 / (low + high)) ** 0.5 * (2.0 * rng.uniform(low, high) - 1.0)
+
+
+def looked_up(table: Tensor, codes: Tensor) -> Tensor:
+    """(…, d) the rows of a table at these codes (…); 0 where a code is -1.
+
+    Not `table[codes]`: its gradient is added up by all threads at once, in another order each time, and slowly.
+
+    >>> looked_up(torch.tensor([[1.0], [2.0]]), torch.tensor([[1, -1]])).tolist()
+    [[[2.0], [0.0]]]
+    """
+    rows = table.index_select(0, codes.clamp(min=0).flatten()).view(*codes.shape, table.shape[1])
+    return torch.where(codes[..., None] >= 0, rows, 0.0)
 
 
 def shares(fit: Tensor, real: Tensor) -> Tensor:
@@ -199,8 +228,7 @@ class NewsById(NewsEncoder):
         return {"news/item": 0.1 * rng.fold("news/item").normal(catalogue.n_items, self.d)}
 
     def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
-        item = given["item"]
-        return torch.where(item[..., None] >= 0, shared["news/item"][item.clamp(min=0)], 0.0)
+        return looked_up(shared["news/item"], given["item"])
 
 
 @dataclass(frozen=True)
@@ -256,9 +284,7 @@ class _OfWords(NewsEncoder):
     def _vectors(self, shared: Tree, given: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
         """A text's word vectors (…, W, e), 0 for padding, and which places are real."""
         codes = given[f"words/{name}"]
-        real = codes >= 0
-        vectors = torch.where(real[..., None], shared["news/word"][codes.clamp(min=0)], 0.0)
-        return _seen(vectors, given, f"keep/words/{name}"), real
+        return _seen(looked_up(shared["news/word"], codes), given, f"keep/words/{name}"), codes >= 0
 
 
 @dataclass(frozen=True)
@@ -362,7 +388,7 @@ class NAML(_OfWords):
             there.append(real.any(-1))
         for name in (name.removeprefix("category/") for name in given if name.startswith("category/")):
             code = given[f"category/{name}"]
-            rows = shared[f"news/{name}/table"][code.clamp(min=0)]
+            rows = looked_up(shared[f"news/{name}/table"], code)
             views.append((rows @ shared[f"news/{name}/weight"] + shared[f"news/{name}/offset"]).relu())
             there.append(code >= 0)
         return pooled(torch.stack(views, -2), shared, "news/views", torch.stack(there, -1))
@@ -399,8 +425,13 @@ class PLM(NewsEncoder):
         raise HomebodyError("The encoder plm reads a language model's vectors: see homebody.text_vectors.news_inputs.")
 
     def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
-        offset = torch.zeros(self.d, device=rng.key.device)
-        return {"news/weight": glorot(rng.fold("news/weight"), WIDTH, self.d), "news/offset": offset}
+        """words: the language model's vectors (N, 384) of all texts: the layer starts with their principal axes."""
+        weight = glorot(rng.fold("news/weight"), WIDTH, self.d)
+        if words is None:
+            return {"news/weight": weight, "news/offset": torch.zeros(self.d, device=rng.key.device)}
+        mean, axes = principal_axes(words, self.d)
+        weight = torch.cat([STRETCH * axes, weight[:, axes.shape[1] :]], 1)
+        return {"news/weight": weight, "news/offset": -(mean @ weight)}
 
     def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
         count = len(next(iter(given.values())))
@@ -466,9 +497,7 @@ class WithIds(NewsEncoder):
         return self.inner.room(given) + self.d
 
     def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
-        number = given["own"]
-        own = torch.where(number[..., None] >= 0, shared["news/own"][number.clamp(min=0)], 0.0)
-        return self.inner.encode(shared, given) + own
+        return self.inner.encode(shared, given) + looked_up(shared["news/own"], given["own"])
 
 
 def encode_many(
