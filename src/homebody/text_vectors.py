@@ -93,7 +93,7 @@ def news_start(encoder: NewsEncoder, catalogue: Catalogue, rng: Rng, words: str 
             table = None
         else:
             own = top_layers(encoder.layers) if encoder.layers else {}
-            table = text_vectors(_texts(encoder, catalogue)).to(device)
+            table = text_vectors(_texts(encoder, catalogue)).to(device) if encoder.axes else None
         trained = {f"news/{name}": value.to(device) for name, value in own.items()}
         return {**encoder.start(catalogue, rng, table), **trained}
     if not isinstance(encoder, NRMS | NAML):

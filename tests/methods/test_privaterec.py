@@ -240,6 +240,13 @@ class TestServer:
 
 
 class TestReports:
+    def test_news_of_reports_start_from_the_axes_of_their_texts(self) -> None:
+        """The mean news is 0, and the first number differs most, the last least; as published, they start at random."""
+        for method, orderly in ((certified(encoder="plm", d=6), True), (published(encoder="plm", d=6), False)):
+            news = method.news.encode(method.init_shared(texts(), Rng.of(1)), news_inputs(method.news, texts()))[:-1]
+            assert torch.allclose(news.mean(0), torch.zeros(6), atol=1e-5) == orderly
+            assert bool((news.std(0).diff() < 0).all()) == orderly
+
     def test_a_run_takes_as_many_rounds_as_reports_of_everyone(self) -> None:
         method = certified(reports=2, steps=1)
         assert (method.about.rounds, method.about.cohort, method.about.evaluate_every) == (2, None, 1)

@@ -118,9 +118,14 @@ class FedRec(Method):
             raise HomebodyError(
                 f"The encoder {self.encoder} has no language model whose layers could be trained: set encoder=plm."
             )
-        own = {"nrms": {"heads": self.heads}, "plm": {"layers": self.layers}}.get(self.encoder, {})
+        own = {"nrms": {"heads": self.heads}, "plm": {"layers": self.layers, "axes": self._axes}}.get(self.encoder, {})
         text = kind(d=self.d, **own)
         return WithIds(self.d, text) if self.ids and self.encoder != "id" else text
+
+    @property
+    def _axes(self) -> bool:
+        """Whether `plm` starts with the principal axes of the texts."""
+        return False
 
     @cached_property
     def user(self) -> UserEncoder:

@@ -23,7 +23,8 @@ vector that fits best (`choice`).
 
 In a certified run everyone reports on one of their impressions in each round, by default in `reports` rounds. After
 each, the server takes `steps` steps of Adam on the reports of the last `memory` rounds, and shares a running mean of
-its parameters. The basis starts as the centres of clusters of the catalogue's news, which are public.
+its parameters. The basis starts as the centres of clusters of the catalogue's news, which are public. With `plm` news
+start from the principal axes of their texts, so that the first reports tell something already.
 
 A choice is the basis vector b under which a history is likeliest, where news r are drawn with chances ∝ e^{rᵀb} from
 those that are shown: uᵀb minus the *level* of b, log E[e^{rᵀb}]. The server knows the levels from the news of reports.
@@ -86,7 +87,7 @@ class PrivateRec(FedRec):
     steps: int = param(20, "steps of the server after a round of reports", low=1)
     memory: int = param(1, "rounds whose reports the server trains on; 0: all", low=0)
     averaging: float = param(
-        0.99, "weight of the past in the server's running mean of its parameters", low=0, high=0.9999
+        0.999, "weight of the past in the server's running mean of its parameters", low=0, high=0.9999
     )
     batch_size: int = param(128, "reports in such a step", low=1)
     query: str = param(
@@ -137,6 +138,11 @@ class PrivateRec(FedRec):
         names = ("epsilon", "basis", "theta", "noise", "delta", "padding", "negatives")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         return ImpressionReport(**given, mechanism="choice" if self.chooses else "attention")
+
+    @property
+    def _axes(self) -> bool:
+        """The first reports tell as much as the encoder makes of texts before it has learnt anything."""
+        return self.certified
 
     @cached_property
     def user(self) -> UserEncoder:

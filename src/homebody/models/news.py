@@ -401,6 +401,8 @@ class PLM(NewsEncoder):
     layers: how many of the language model's own layers, from the top, are trained too. Without any, its inputs are
     `plm` (N + 1, 384), the finished vectors; else `plm/states` (N + 1, T, 384), what the layers below make of each
     piece of a title, and `plm/real`. See `homebody.text_vectors`, which computes them.
+    axes: whether the layer starts with the principal axes of the texts' vectors, not at random: what news have in
+    common is left out from the start, and little of what tells them apart is lost.
 
     >>> encoder = PLM(d=4)
     >>> encoder.encode(encoder.start(Catalogue(2), Rng.of(0)), {"plm": torch.ones(5, 384)}).shape
@@ -409,6 +411,7 @@ class PLM(NewsEncoder):
 
     title: str = "title"
     layers: int = 0
+    axes: bool = False
 
     user: ClassVar[str] = "mean"
 
@@ -425,7 +428,7 @@ class PLM(NewsEncoder):
         raise HomebodyError("The encoder plm reads a language model's vectors: see homebody.text_vectors.news_inputs.")
 
     def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
-        """words: the language model's vectors (N, 384) of all texts: the layer starts with their principal axes."""
+        """words: the language model's vectors (N, 384) of all texts, where the layer starts with their axes."""
         weight = glorot(rng.fold("news/weight"), WIDTH, self.d)
         if words is None:
             return {"news/weight": weight, "news/offset": torch.zeros(self.d, device=rng.key.device)}
