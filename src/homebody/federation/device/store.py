@@ -9,7 +9,10 @@ earlier version made are brought forward when they are opened. The parts of a `H
     models.py     shared, model, state
     outbox.py     begun, mark, answer, message
     sums.py       secure_sum
+    views.py      view
     home.py       setting
+
+Two things are files of their own: each person's ledger (home.py), and the roster (known_roster.py).
 """
 
 from __future__ import annotations
