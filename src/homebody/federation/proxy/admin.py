@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -14,7 +13,8 @@ from homebody.federation.proxy.app import running
 from homebody.federation.proxy.settings import FILE, ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, create
 from homebody.federation.service.keys import make_report_key, read_report_pub
-from homebody.federation.service.text import making, read_authority, read_file
+from homebody.federation.service.listening import certificate_files, refuse_occupied
+from homebody.federation.service.text import making, read_authority
 from homebody.files import write_new
 
 __all__ = ["allow", "forbid", "make", "report"]
@@ -30,10 +30,9 @@ def make(
     key: Path | None = None,
 ) -> Path:
     """A proxy's folder: whole, or not at all. Gives the public key by which the next hop will know it."""
-    files = _certificates(settings, hosts, cert, key)
+    files = certificate_files(settings.listen, settings.tls, hosts, cert, key)
     authority = None if next_ca is None else read_authority(next_ca)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise HomebodyError(f"{folder} is there already and not empty: a proxy gets a folder of its own.")
+    refuse_occupied(folder, "proxy")
     with making(folder, "proxy"):
         if files:
             write_new(folder / "keys", files)
@@ -41,26 +40,6 @@ def make(
         public = make_report_key(folder)
         create(folder)
     return public
-
-
-def _certificates(
-    settings: ProxySettings, hosts: Sequence[str], cert: Path | None, key: Path | None
-) -> dict[str, bytes]:
-    if (cert is None) != (key is None):
-        raise HomebodyError("--cert and --key go together: give both, or neither.")
-    if not settings.tls:
-        if cert is not None:
-            raise HomebodyError("A certificate is of no use without TLS: leave out --no-tls, or --cert and --key.")
-        return {}
-    if cert is not None and key is not None:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-        except (OSError, ssl.SSLError) as error:
-            raise HomebodyError(f"{cert} and {key} are not a certificate and its key: {error}.") from error
-        return {"server.pem": read_file(cert), "server.key": read_file(key)}
-    from homebody.federation.service.certificates import make_certificates
-
-    return make_certificates([settings.host, *hosts] if settings.host not in ("0.0.0.0", "::") else hosts)
 
 
 def _opened(folder: Path) -> AbstractContextManager[ProxyStore]:

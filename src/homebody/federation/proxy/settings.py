@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from homebody import settings
 from homebody.errors import HomebodyError
-from homebody.federation.service.text import is_loopback, split_address
+from homebody.federation.service.listening import check_listen, host_of, port_of
+from homebody.federation.service.text import is_loopback
 from homebody.files import read_settings
 from homebody.settings import setting
 
@@ -65,10 +66,7 @@ class ProxySettings:
 
     def __post_init__(self) -> None:
         settings.check(self, "The proxy's ")
-        if split_address(self.listen) is None:
-            raise HomebodyError(f"An address to listen on is HOST:PORT, such as 127.0.0.1:9445, not '{self.listen}'.")
-        if not self.tls and not is_loopback(self.host):
-            raise HomebodyError(f"Other machines can reach {self.host}: leave out --no-tls.")
+        check_listen(self.listen, self.tls, 9445)
         self._check_next()
 
     def _check_next(self) -> None:
@@ -98,11 +96,11 @@ class ProxySettings:
 
     @property
     def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
+        return host_of(self.listen)
 
     @property
     def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])
+        return port_of(self.listen)
 
     def to_toml(self) -> str:
         return settings.to_toml(self, SCHEMA_VERSION)
