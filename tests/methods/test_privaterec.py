@@ -283,6 +283,53 @@ class TestReports:
         update, _ = hiding.client(shared, {}, hiding.prepare(data, Rng.of(0)))
         assert update["interest"].tolist() == pytest.approx([15 / math.sqrt(2), 30 / math.sqrt(2)])
 
+    def handed(self, method: PrivateRec, shown: Shown | None, **shared: Any) -> Tree:
+        """What a device hands over whose history is the news 0 and 1."""
+        items = torch.tensor([0, 1])
+        known = {**method.init_shared(Catalogue(9), Rng.of(0)), **shared}
+        data = Data(items, items >= 0, items, Catalogue(9), shown=shown)
+        return method.client(known, {}, method.prepare(data, Rng.of(0)))[0]
+
+    def test_candidates_take_the_place_of_what_was_shown(self) -> None:
+        method, candidates = certified(candidates=4), torch.tensor([3, 8, 5, -1], dtype=torch.int32)
+        for item, click in ((8, [0, 1, 0, 0]), (2, [0, 0, 0, 0])):
+            shown = Shown(torch.tensor([[7, item, 9]]), torch.tensor([[False, True, False]]), torch.tensor([2]))
+            update = self.handed(method, shown, candidates=candidates)
+            assert update["shown"].tolist() == [3, 8, 5, -1]
+            assert update["click"].tolist() == click
+            assert update["interest"].any()
+
+    @pytest.mark.parametrize("candidates", [0, 5])
+    def test_without_a_click_a_device_hands_over_nothing_of_its_own(self, candidates: int) -> None:
+        method = certified(candidates=candidates)
+        unclicked = Shown(torch.tensor([[7, 2]]), torch.zeros(1, 2, dtype=torch.bool), torch.tensor([2]))
+        for shown in (None, unclicked):
+            update = self.handed(method, shown)
+            assert not update["interest"].any()
+            assert not update["click"].any()
+            assert int((update["shown"] >= 0).sum()) == (candidates or 3)
+
+    def test_the_server_draws_other_candidates_for_each_round(self) -> None:
+        method, catalogue = certified(candidates=5, steps=1, reports=2), Catalogue(9)
+        shared = method.init_shared(catalogue, Rng.of(0))
+        state = method.init_server(shared)
+        drawn = [shared["candidates"]]
+        for _ in range(2):
+            reports = {"news": torch.tensor([[3, 8, 1]], dtype=torch.int32), "choice": torch.tensor([1])}
+            shared, state = method.server(shared, state, Total({}, 1, messages=reports, catalogue=catalogue))
+            drawn.append(shared["candidates"])
+        assert all(len(set(items.tolist())) == 5 and int(items.min()) >= 0 and int(items.max()) < 9 for items in drawn)
+        assert len({tuple(items.tolist()) for items in drawn}) == 3
+        few = replace(method, candidates=12).init_shared(catalogue, Rng.of(0))["candidates"]
+        assert sorted(few.tolist()) == [-1, -1, -1, *range(9)]
+        assert "candidates" not in {name.rpartition("/")[2] for name in state}
+
+    def test_it_trains_on_candidates(self) -> None:
+        """As many as there are items: then a click is always among them."""
+        method = certified(candidates=120, epsilon=8.0, steps=20, d=8)
+        fitted = fit(method, Simulator(impressed()), rounds=3)
+        assert fitted.evaluated.metrics["impressions/auc"] > 0.52
+
     @pytest.mark.parametrize("padding", [0.0, 0.3, 0.8])
     def test_each_news_is_hidden_with_its_chance(self, padding: float) -> None:
         """20,000 draws of chance p: 5 deviations of at most 0.0035 are missed once in 1.7 million."""
@@ -300,6 +347,7 @@ class TestReports:
         ("settings", "problem"),
         [
             ({"guarantee": "published", "mechanism": "choice"}, "choice is for guarantee=certified"),
+            ({"guarantee": "published", "candidates": 9}, "candidates is for guarantee=certified"),
             ({"noise": "none"}, "noise=none hides nothing: it is for guarantee=published"),
             ({"uplink": Channel(Clip(1.0))}, "sends reports through a stage of its own"),
             ({"basis": 1}, "basis must be at least 2, not 1"),

@@ -126,7 +126,45 @@ def test_the_server_gets_every_report() -> None:
     assert total.sum == {}
     assert total.clients == 7
     assert total.messages["news"].shape == (7, 3)
-    assert total.messages["choice"].tolist() == [*parts[0]["choice"].tolist(), *parts[1]["choice"].tolist()]
+    both = [{name: value.tolist() for name, value in tree.items()} for tree in (*parts, total.messages)]
+    one, two, found = (list(zip(tree["choice"], tree["news"], strict=True)) for tree in both)
+    assert sorted(found) == sorted(one + two)
+    # In whatever order they came, it is the same.
+    other: Tree = {}
+    for part in reversed(parts):
+        stage.read(part, other)
+    again = stage.server(Total(other, 7), Rng.of(0)).messages
+    assert all(torch.equal(again[name], value) for name, value in total.messages.items())
+
+
+class TestNothingToTell:
+    """Who has no click tells uniform draws, and nobody can see that: neither chance differs by more than e^ε."""
+
+    stage = ImpressionReport(3.0, basis=3, negatives=2, candidates=6)
+
+    def test_without_a_click_among_the_candidates_the_pseudo_click_is_any_of_them(self) -> None:
+        news = told(self.stage, 30_000, update(extra=2, click=None))["news"]
+        assert stats.chisquare([int((news[:, 0] == item).sum()) for item in ITEMS]).pvalue > 1e-6
+        assert (news >= 0).all()
+
+    def test_an_interest_that_is_alike_in_all_is_any_choice(self) -> None:
+        for interest in (torch.zeros(3), torch.full((3,), torch.nan)):
+            choice = told(self.stage, 30_000, {**update(), "interest": interest})["choice"]
+            assert stats.chisquare(np.bincount(choice.numpy(), minlength=3)).pvalue > 1e-6
+
+    def test_nothing_has_the_candidates_of_everyone(self) -> None:
+        given = update()
+        nothing = Channel(self.stage).nothing(given)
+        assert torch.equal(nothing["shown"], given["shown"])
+        assert not nothing["click"].any()
+        assert not nothing["interest"].any()
+
+    def test_a_message_that_no_device_of_this_stage_sends_is_not_admitted(self) -> None:
+        fine = {"choice": torch.tensor(2), "news": torch.tensor([7, -1, 9])}
+        assert self.stage.admits(fine, 10)
+        for wrong in ({"choice": torch.tensor(3)}, {"choice": torch.tensor(-1)}, {"news": torch.tensor([7, 10, 9])}):
+            assert not self.stage.admits({**fine, **wrong}, 10)
+        assert not self.stage.admits({**fine, "news": torch.tensor([7, -2, 9])}, 10)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +175,8 @@ def test_the_server_gets_every_report() -> None:
         ({"theta": 0.0}, "θ, the norm of attention weights, must be"),
         ({"basis": 1}, "among 2 basis vectors or more, not 1"),
         ({"negatives": 0}, "has 1 negative or more, not 0"),
+        ({"candidates": 4}, "candidates of a report are 0, for what was shown, or more than its 4 negatives, not 4"),
+        ({"candidates": -1}, "candidates of a report are 0"),
         ({"padding": 1.0}, "at least 0 and under 1, not 1.0"),
         ({"padding": -0.1}, "at least 0 and under 1, not -0.1"),
         ({"mechanism": "vector"}, "mechanism of an impression report is choice or attention, not 'vector'"),

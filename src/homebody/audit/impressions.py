@@ -175,7 +175,7 @@ class _Game:
     histories: Tensor
     """(people, L) items, padded with the number of items."""
     shown: Tensor
-    """(people, C) the items of their impressions, padded likewise; each has two or more."""
+    """(people, C) the items of their impressions, or the server's candidates, padded likewise; each has two or more."""
 
     @classmethod
     def of(
@@ -192,8 +192,11 @@ class _Game:
         inputs = news_inputs(method.news, catalogue, shared["pad"].device)
         vectors = encode_many(method.news, shared, inputs)[0].cpu()
         padded = partial(pad_sequence, batch_first=True, padding_value=n_items)
-        tables = (padded([getattr(one, name) for one in people]) for name in ("history", "shown"))
-        return cls(method, stage, {name: value.cpu() for name, value in shared.items()}, vectors, *tables)
+        history, shown = (padded([getattr(one, name) for one in people]) for name in ("history", "shown"))
+        if method.candidates:  # drawn by the server for everyone
+            drawn_items = shared["candidates"].cpu().long()
+            shown = torch.where(drawn_items < 0, n_items, drawn_items).expand(len(people), -1)
+        return cls(method, stage, {name: value.cpu() for name, value in shared.items()}, vectors, history, shown)
 
     @property
     def nobody(self) -> int:

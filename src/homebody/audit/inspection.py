@@ -327,9 +327,11 @@ class ToldImpression:
     pseudo_click: str | None
     negatives: tuple[str, ...]
     shown: int
-    """How many news were shown."""
+    """How many news the pseudo-click is drawn from."""
+    candidates: bool
+    """Whether the server drew these; otherwise they were shown."""
     chance: float
-    """The probability that the pseudo-click is the click."""
+    """The probability that the pseudo-click is the click, where that is one of them."""
     wire_bytes: int
     """The size of the report as devices send it, with its names and shapes."""
 
@@ -342,17 +344,26 @@ class ToldImpression:
             weights = " ".join(f"{weight:.2f}" for weight in self.told)
             interest = f"It says: the weights of {self.basis} basis vectors are {weights}"
         delta = f" at δ = {self.history_delta:.4g}" if self.history_delta else ""
-        click = f"It says: of {self.shown:,} news that were shown, '{self.pseudo_click}' was clicked"
+        which = "the server drew for everyone" if self.candidates else "were shown"
+        click = f"It says: of {self.shown:,} news that {which}, '{self.pseudo_click}' was clicked"
         honest = f"true with probability {self.chance:.3f}, otherwise any other of them"
+        if self.candidates:
+            honest = f"if the click is one of them, {honest}; if not, any of them"
+        was = "was" if len(self.negatives) == 1 else "were"
         others = (
-            f"It names {several(len(self.negatives), 'other')} that {'was' if len(self.negatives) == 1 else 'were'}"
+            f"It names {several(len(self.negatives), 'other')} that {was} {'drawn' if self.candidates else 'shown'}"
+        )
+        about = (
+            "It does not tell which impression it is about, nor whether anything in it was clicked."
+            if self.candidates
+            else "It does tell which impression it is about, and that something in that impression was clicked."
         )
         return (
             f"{interest} ({self.how}; ε = {self.history_epsilon:.4g}{delta} whatever the history is).",
             f"{click} ({honest}; ε = {self.epsilon:g}).",
-            f"{others} shown: drawn evenly, and the true click may be among them.",
+            f"{others}: taken evenly, and the true click may be among them.",
             f"Nothing else is in it. As devices send it, it takes {self.wire_bytes:,} bytes, whatever the history is.",
-            "It does tell which impression it is about, and that something in that impression was clicked.",
+            about,
         )
 
 
@@ -368,7 +379,7 @@ def _told_impression(
     news = method.vectors(shared, simulator.catalogue, history)
     interest = method.interest(shared, news, real, real & ~about.read.to(simulator.device))
     without, told = exact(query, interest), summable(sent[stage.told])
-    count = int((about.shown < n_items).sum())
+    count = int((shared["candidates"] >= 0).sum() if method.candidates else (about.shown < n_items).sum())
 
     def called(item: int) -> str | None:
         return simulator.split.population.item_name(item) if 0 <= item < n_items else None
@@ -389,6 +400,7 @@ def _told_impression(
         first,
         tuple(name for name in others if name is not None),
         count,
+        bool(method.candidates),
         float(truth(stage.epsilon, torch.tensor(count))),
         len(encode_tree(sent)),
     )

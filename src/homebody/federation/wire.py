@@ -237,10 +237,7 @@ def expected(method: Method, shared: Tree, catalogue: Catalogue) -> dict[str, Ex
 
 def nothing(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
     """The update of somebody who has nothing to learn from, before it goes through the channel."""
-    return {
-        name: Rows(value.index[:0], value.value[:0], value.size) if isinstance(value, Rows) else torch.zeros_like(value)
-        for name, value in _example(method, shared, catalogue).items()
-    }
+    return method.uplink.nothing(_example(method, shared, catalogue))
 
 
 def _example(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:

@@ -26,6 +26,10 @@ each, the server takes `steps` steps of Adam on the reports of the last `memory`
 its parameters. The basis starts as the centres of clusters of the catalogue's news, which are public. With `plm` news
 start from the principal axes of their texts, so that the first reports tell something already.
 
+`candidates` is for lists that the server did not rank, such as those of devices. News of a report are then among so
+many that the server draws after each round, and shares, and not among what the person was shown. A click on another
+news item tells a uniform draw; the more candidates there are, the more clicks are among them.
+
 A choice is the basis vector b under which a history is likeliest, where news r are drawn with chances ∝ e^{rᵀb} from
 those that are shown: uᵀb minus the *level* of b, log E[e^{rᵀb}]. The server knows the levels from the news of reports.
 Without them, a few long basis vectors would be the choice of nearly everyone.
@@ -41,6 +45,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.func import grad
+from torch.nn.functional import pad
 
 from homebody.core import About, Batch, Catalogue, Data, Total, Tree, Update, param
 from homebody.errors import HomebodyError
@@ -58,6 +63,8 @@ __all__ = ["PrivateRec"]
 
 PASSES = 20
 """Passes in which the centres of clusters settle."""
+NOT_TRAINED = ("level", "candidates")
+"""What is shared and is no parameter."""
 LEVEL_NEWS = 4096
 """The news at so many places of reports, drawn evenly, are what is shown at large."""
 
@@ -90,6 +97,9 @@ class PrivateRec(FedRec):
         0.999, "weight of the past in the server's running mean of its parameters", low=0, high=0.9999
     )
     batch_size: int = param(128, "reports in such a step", low=1)
+    candidates: int = param(
+        0, "items that the server draws for all reports, for lists that it did not rank; 0: what was shown", low=0
+    )
     query: str = param(
         "",
         "what a request for recommendations sends; empty: nothing",
@@ -110,6 +120,10 @@ class PrivateRec(FedRec):
             if self.mechanism == "choice":
                 raise HomebodyError(
                     "The published PrivateRec tells attention weights: choice is for guarantee=certified."
+                )
+            if self.candidates:
+                raise HomebodyError(
+                    "The published PrivateRec sends gradients of what was shown: candidates is for guarantee=certified."
                 )
             return
         if self.noise == "none":
@@ -135,7 +149,7 @@ class PrivateRec(FedRec):
 
     @property
     def _stage(self) -> ImpressionReport:
-        names = ("epsilon", "basis", "theta", "noise", "delta", "padding", "negatives")
+        names = ("epsilon", "basis", "theta", "noise", "delta", "padding", "negatives", "candidates")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         return ImpressionReport(**given, mechanism="choice" if self.chooses else "attention")
 
@@ -151,15 +165,24 @@ class PrivateRec(FedRec):
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         shared = super().init_shared(catalogue, rng)
         if rng.key.is_meta:  # shapes alone: for a device's estimate of its work
-            level = {"level": torch.empty(self.basis, device="meta")} if self.chooses else {}
-            return {**shared, "basis": torch.empty(self.basis, self.d, device="meta"), **level}
+            more = {"level": torch.empty(self.basis, device="meta")} if self.chooses else {}
+            more |= {"candidates": torch.empty(self.candidates, device="meta")} if self.candidates else {}
+            return {**shared, "basis": torch.empty(self.basis, self.d, device="meta"), **more}
         news = self.news.encode(shared, news_inputs(self.news, catalogue, rng.key.device))[:-1].detach()
         shared = {**shared, "basis": centres(news, self.basis, rng.fold("basis"))}
         often = torch.ones(len(news), device=news.device)
-        return {**shared, "level": levels(news, shared["basis"], often)} if self.chooses else shared
+        level = {"level": levels(news, shared["basis"], often)} if self.chooses else {}
+        return {**shared, **level, **self._drawn(catalogue.n_items, rng.fold("candidates"))}
+
+    def _drawn(self, n_items: int, rng: Rng) -> Tree:
+        """The candidates of the next reports: different items, drawn evenly; -1 where the catalogue has fewer."""
+        if not self.candidates:
+            return {}
+        drawn = rng.uniform(n_items).argsort(stable=True)[: self.candidates].to(torch.int32)
+        return {"candidates": torch.cat([drawn, drawn.new_full((self.candidates - len(drawn),), -1)])}
 
     def init_server(self, shared: Tree) -> Tree:
-        trained = {name: value for name, value in shared.items() if name != "level"}
+        trained = {name: value for name, value in shared.items() if name not in NOT_TRAINED}
         state = adam_start(trained)
         if self.certified:
             state |= {f"learnt/{name}": value for name, value in trained.items()}
@@ -179,10 +202,15 @@ class PrivateRec(FedRec):
         items, clicked, before = drawn_impression(data.shown, rng.private.fold("impression"), data.items.device)
         history, real = last_items(data, before, self.latest)
         click = torch.where(clicked, rng.private.fold("click").uniform(len(items)), -1.0).argmax(0)
-        place = torch.arange(len(items), device=items.device)
+        some, place = clicked.any(), torch.arange(len(items), device=items.device)
+        shown = torch.where(some & (items < data.catalogue.n_items), items, -1)
+        if not self.candidates:  # without an impression any news will do: an empty report would say so
+            shown = pad(shown, (0, max(0, self.negatives + 1 - len(items))), value=-1)
+            anything = rng.fold("anything").integers(data.catalogue.n_items, self.negatives + 1)
+            shown = torch.where(some, shown, pad(anything, (0, len(shown) - len(anything)), value=-1))
         return {
-            "shown": torch.where(items < data.catalogue.n_items, items, -1).float(),
-            "click": ((place == click) & clicked.any()).float(),
+            "shown": shown.float(),
+            "click": pad(((place == click) & some).float(), (0, len(shown) - len(items))),
             "real": real,
             "hidden": self._hidden(real, rng),
             "history": history,
@@ -231,7 +259,13 @@ class PrivateRec(FedRec):
     def reported(self, shared: Tree, history: Tensor, batch: Batch) -> Update:
         """What a client hands to its channel, which randomises all of it."""
         interest = self.interest(shared, history, batch["real"], batch["hidden"])
-        return {"interest": interest, "shown": batch["shown"], "click": batch["click"]}
+        shown, click = batch["shown"], batch["click"]
+        some = click.any()
+        if self.candidates:
+            item = torch.where(some, (shown * click).sum(), -1.0)
+            shown = shared["candidates"].float()
+            click = ((shown == item) & some).float()
+        return {"interest": torch.where(some, interest, 0.0), "shown": shown, "click": click}
 
     def interest(self, shared: Tree, history: Tensor, real: Tensor, hidden: Tensor | None = None) -> Tensor:
         """How well each basis vector fits: u bᵀ / √d for attention, u bᵀ minus its level for a choice."""
@@ -256,7 +290,7 @@ class PrivateRec(FedRec):
         inputs = news_inputs(self.news, total.catalogue, shared["pad"].device)
         state = {**state, **{f"told/{name}": value for name, value in told.items()}}
         count = len(told["news"])
-        learnt = {name: state[f"learnt/{name}"] for name in shared if name != "level"}
+        learnt = {name: state[f"learnt/{name}"] for name in shared if name not in NOT_TRAINED}
         for _ in range(self.steps):
             step = int(state["step"])
             rng = Rng.of(0, "server", step, device=shared["pad"].device)
@@ -269,6 +303,8 @@ class PrivateRec(FedRec):
         if self.chooses:
             rng = Rng.of(0, "levels", int(state["step"]), device=shared["pad"].device)
             shared["level"] = self._levels(shared, told["news"], inputs, rng)
+        rng = Rng.of(0, "candidates", int(state["step"]), device=shared["pad"].device)
+        shared = {**shared, **self._drawn(total.catalogue.n_items, rng)}
         return shared, {**state, **{f"learnt/{name}": value for name, value in learnt.items()}}
 
     def _levels(self, shared: Tree, told: Tensor, inputs: Tree, rng: Rng) -> Tensor:

@@ -219,6 +219,10 @@ before it.
             raise HomebodyError("The messages of this channel are summed as they come: there is nothing to read.")
         self.facts.reader.read(messages, sums)
 
+    def nothing(self, update: Update) -> Update:
+        """What somebody hands to the channel who has nothing to learn from; `update` is anybody's."""
+        return (*self.stages, Stage())[0].nothing(update)
+
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
         for number, stage in enumerate(self.stages):

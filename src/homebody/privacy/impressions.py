@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from homebody.core import CALL, HEAD_BYTES, Cohort, Total, Tree, Update, Work
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.privacy.events import OBSERVERS, Charge, Event, PureRelease, Unit
 from homebody.privacy.queries import Attention, Choice, Mechanism, before_padding, randomised
 from homebody.privacy.stages import Facts, Stage, check_number
@@ -33,13 +34,21 @@ class ImpressionReport(Stage):
     - as `news`, a pseudo-click, drawn by randomised response over **all** C shown items, then `negatives` of the other
       C − 1, drawn evenly: the true click may be among them.
 
+    `candidates` says what C is. 0: an impression's items, as the server ranked and showed them, so that it knows them.
+    Else so many items that the server draws without reading any data, the same for everyone in a round: for lists that
+    the server does not know. Then the click is one of them, or none.
+
+    Who has no click among C, or none at all, tells one of them drawn evenly; whose B numbers are all alike, a choice
+    drawn evenly. So nobody can tell such a report from another.
+
     Both halves of a report have ε. A click is in the history or in the label of an impression, so a report costs ε for
     one interaction; a person may change both, which costs 2ε. `padding` is the probability with which **the method
     hides each news of the history** before it computes the interest: for one interaction that is replaced by another
     at the same place it allows less noise at the same ε; a whole history is then covered by that noise alone. A method
     that states a padding must hide in `prepare`, as PrivateRec does: the stage cannot check it.
 
-    The server reads each report and gets them all, stacked, as `Total.messages`.
+    The server reads each report and gets them all, stacked, as `Total.messages`, in an order that is theirs alone: it
+    does not depend on who sent which.
 
     >>> stage = ImpressionReport(epsilon=50.0, basis=2, negatives=1)
     >>> one = {"interest": torch.tensor([0.0, 9.0]), "shown": torch.tensor([7.0, 5.0, -1.0]),
@@ -57,6 +66,7 @@ class ImpressionReport(Stage):
     delta: float = 1e-3
     padding: float = 0.0
     negatives: int = 4
+    candidates: int = 0
 
     reads = True
 
@@ -73,6 +83,11 @@ class ImpressionReport(Stage):
             raise HomebodyError(f"An interest is among 2 basis vectors or more, not {self.basis!r}.")
         if type(self.negatives) is not int or self.negatives < 1:
             raise HomebodyError(f"A report has 1 negative or more, not {self.negatives!r}.")
+        if type(self.candidates) is not int or not (self.candidates == 0 or self.candidates > self.negatives):
+            raise HomebodyError(
+                "The candidates of a report are 0, for what was shown, or more than its "
+                f"{several(self.negatives, 'negative')}, not {self.candidates!r}."
+            )
         if not 0 <= self.padding < 1:
             raise HomebodyError(
                 f"padding, the chance that a news is hidden, is at least 0 and under 1, not {self.padding!r}."
@@ -95,14 +110,20 @@ class ImpressionReport(Stage):
     def place(self, facts: Facts) -> tuple[Self, Facts]:
         if facts.hidden:
             raise HomebodyError(f"Impression reports cannot follow {facts.hidden}: they are noise enough; keep one.")
-        return self, replace(facts, norms={}, hidden="impression reports", unknown="")
+        names_lists = facts.names_lists or not self.candidates
+        return self, replace(facts, norms={}, hidden="impression reports", unknown="", names_lists=names_lists)
 
     def work(self, given: Work) -> Work:
         entries = given.bytes // 4
         return Work(given.memory + 64 * entries, given.operations + 2_000 * entries + 100 * CALL, HEAD_BYTES)
 
     def device(self, update: Update, rng: Rng) -> Update:
-        told = self.query.device(update["interest"], rng.fold("interest"))
+        interest = update["interest"]
+        told = self.query.device(interest, rng.fold("interest"))
+        if self.mechanism == "choice":
+            known = interest.nan_to_num()
+            alike = (known == known[:1]).all()
+            told = torch.where(alike, rng.fold("any interest").integers(self.basis, 1)[0].to(told.dtype), told)
         if told.is_floating_point():
             told = told.clamp(-LARGEST, LARGEST).to(torch.float16)  # after the noise, so it tells no more
         return {self.told: told, "news": self._news(update["shown"], update["click"], rng)}
@@ -118,6 +139,8 @@ class ImpressionReport(Stage):
         order = real.cumsum(0) - 1  # each item's number among those that are no padding
         true = order.gather(0, torch.where(real, click, -1.0).argmax(0, keepdim=True))[0].clamp(min=0)
         drawn = randomised(true, real.sum(), self.epsilon, rng.fold("click"))
+        any_of_them = (((rng.fold("any click").bits(1)[0] >> 32) & 0xFFFFFFFF) * real.sum()) >> 32
+        drawn = torch.where((real & (click > 0)).any(), drawn, any_of_them)
         chosen = real & (order == drawn)
         keys = torch.where(chosen, torch.inf, rng.fold("negatives").uniform(len(shown)))
         keys = torch.where(real, keys, -1.0)
@@ -126,12 +149,21 @@ class ImpressionReport(Stage):
         news = torch.where(best >= 0, items.gather(0, place), -1)
         return torch.cat([news, news.new_full((self.negatives + 1 - count,), -1)])
 
+    def nothing(self, update: Update) -> Update:
+        """No click, and an interest that is alike in all: both are told as uniform draws."""
+        return {**super().nothing(update), "shown": update["shown"]}
+
+    def admits(self, message: Update, n_items: int) -> bool:
+        news = message["news"]
+        inside = bool(((news >= -1) & (news < n_items)).all())
+        return inside and ("choice" not in message or 0 <= int(message["choice"]) < self.basis)
+
     def read(self, messages: Update, sums: Tree) -> None:
         for name, value in messages.items():
             sums[name] = torch.cat([sums[name], value]) if name in sums else value
 
     def server(self, total: Total, rng: Rng) -> Total:
-        return Total({}, total.clients, messages=total.sum)
+        return Total({}, total.clients, messages=_in_order(total.sum))
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         whole, click = self.query.event, PureRelease(self.epsilon)
@@ -144,3 +176,17 @@ class ImpressionReport(Stage):
             told = [("user", "history", whole), ("user", "click", click)]
             told += [("interaction", "history", hidden), ("interaction", "click", click)]
         return [Charge(observer, unit, event, part) for observer in OBSERVERS for unit, part, event in told]
+
+
+def _in_order(reports: Tree) -> Tree:
+    """The reports in the order of their bytes: in any other, their places might tell who sent them.
+
+    >>> _in_order({"choice": torch.tensor([2, 0]), "news": torch.tensor([[7], [5]])})["news"].tolist()
+    [[5], [7]]
+    """
+    if not reports:
+        return reports
+    rows = [value.cpu().flatten(1) if value.dim() > 1 else value.cpu()[:, None] for _, value in sorted(reports.items())]
+    whole = np.concatenate([part.contiguous().numpy().view(np.uint8) for part in rows], axis=1)
+    order = np.lexsort(whole.T[::-1])
+    return {name: value[torch.from_numpy(order).to(value.device)] for name, value in reports.items()}

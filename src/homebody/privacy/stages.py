@@ -105,6 +105,9 @@ class Facts:
     """Whether devices send their updates as computed, or clipped, and do nothing else to them."""
     reader: Stage | None = None
     """The stage whose half on the server reads each message before they are summed."""
+    names_lists: bool = False
+    """Whether a message names items that its person was shown: devices then tell only of lists that the server ranked,
+    and so knows."""
     mechanism: Stage | None = None
     """The last stage that states what a round costs."""
     acts_on_sum: str = ""
@@ -218,6 +221,19 @@ class Stage:
     def work(self, given: Work) -> Work:
         """A device's work with this stage: by default, one pass over every entry."""
         return passed(given)
+
+    def nothing(self, update: Update) -> Update:
+        """What somebody hands to the channel who has nothing to learn from; `update` is anybody's."""
+        nothing: Update = {}
+        for name, value in update.items():
+            some = isinstance(value, Rows)
+            nothing[name] = Rows(value.index[:0], value.value[:0], value.size) if some else torch.zeros_like(value)
+        return nothing
+
+    def admits(self, message: Update, n_items: int) -> bool:
+        """Whether a device's half could have sent this message, whose kinds and shapes are right. A stage that reads
+        messages says so for each before `read`: devices may send anything."""
+        raise HomebodyError(f"{type(self).__name__} takes no messages from real devices.")
 
     def read(self, messages: Update, sums: Tree) -> None:
         """Add what these messages, stacked, say to the sums that `server` is given and may overwrite."""

@@ -351,9 +351,11 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
         )
     if name == "impression-report":
         how = "the best of" if values["mechanism"] == "choice" else "noised weights of"
+        count = values.get("candidates", 0)
+        among = f"{several(count, 'item')} that the server drew for everyone" if count else "all that was shown"
         return (
             f"Each device sends one report on an impression instead of its update: {how} {values['basis']} basis "
-            "vectors, a pseudo-click by randomised response over all that was shown, and "
+            f"vectors, a pseudo-click by randomised response over {among}, and "
             f"{several(values['negatives'], 'negative')}, each half with ε = {values['epsilon']:g}."
         )
     if name == "one-bit":
