@@ -262,18 +262,18 @@ class TestReports:
     def test_a_device_hands_over_its_interest_the_impression_and_the_click(self) -> None:
         method = certified(d=2, basis=2, sharpness=3.0, dropout=0.0)
         shared = {
-            "news/item": torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 1.0]]),
+            "news/item": torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 1.0], [7.0, 7.0]]),
             "basis": torch.tensor([[1.0, 0.0], [0.0, 2.0]]),
             "pad": torch.tensor([5.0, 5.0]),
             "level": torch.tensor([0.25, -1.0]),
         }
         items = torch.tensor([0, 1, 2])
-        shown = Shown(torch.tensor([[2, 0, 3]]), torch.tensor([[True, False, False]]), torch.tensor([2]))
-        data = Data(items, items >= 0, items, Catalogue(3), shown=shown)
+        shown = Shown(torch.tensor([[2, 3, 4]]), torch.tensor([[True, False, False]]), torch.tensor([2]))
+        data = Data(items, items >= 0, items, Catalogue(4), shown=shown)
         update, _ = method.client(shared, {}, method.prepare(data, Rng.of(0)))
         # The first two items came before: u = (½, ½), u bᵀ = (½, 1), and each is taken relative to its level.
         assert update["interest"].tolist() == pytest.approx([0.25, 2.0])
-        assert update["shown"].tolist() == [2, 0, -1]
+        assert update["shown"].tolist() == [2, 3, -1]
         assert update["click"].tolist() == [1, 0, 0]
         method = replace(method, mechanism="attention")
         update, _ = method.client(shared, {}, method.prepare(data, Rng.of(0)))
@@ -282,6 +282,21 @@ class TestReports:
         hiding = replace(method, padding=0.99)
         update, _ = hiding.client(shared, {}, hiding.prepare(data, Rng.of(0)))
         assert update["interest"].tolist() == pytest.approx([15 / math.sqrt(2), 30 / math.sqrt(2)])
+
+    @pytest.mark.parametrize("candidates", [0, 4])
+    def test_news_of_the_impression_are_hidden_in_its_history(self, candidates: int) -> None:
+        """Where times are wrong a click is in both. Then it changes the click that is told, and no interest."""
+        method = certified(padding=0.0, candidates=candidates)
+        found = []
+        for clicked in (4, 6):  # the last click of the history is the click of the impression
+            items = torch.tensor([3, 4, 2, clicked])
+            shown = Shown(torch.tensor([[4, 6, 7]]), torch.tensor([[4, 6, 7]]) == clicked, torch.tensor([4]))
+            data = Data(items, items >= 0, items, texts(), shown=shown)
+            batch = method.prepare(data, Rng.of(0))
+            assert batch["hidden"].tolist() == [False, True, False, True]
+            found.append(method.client(moved(method), {}, batch)[0])
+        assert torch.equal(found[0]["interest"], found[1]["interest"])
+        assert candidates or not torch.equal(found[0]["click"], found[1]["click"])
 
     def handed(self, method: PrivateRec, shown: Shown | None, **shared: Any) -> Tree:
         """What a device hands over whose history is the news 0 and 1."""

@@ -80,6 +80,13 @@ class TestRandomised:
         assert honest >= math.floor(2**52 / places)
         assert honest / 2**52 <= math.exp(epsilon) * least * (1 + (1e-10 if epsilon < 1e-5 else 0.0))
 
+    @pytest.mark.parametrize("places", [2**20, 2**24])
+    def test_of_very_many_places_all_are_drawn_alike(self, places: int) -> None:
+        """The counts of 64 equal parts, but for the true place; one in a million each."""
+        told = drawn(lambda rng: randomised(torch.tensor(5), torch.tensor(places), 0.5, rng), seed=3)
+        assert 0 <= int(told.min()) < int(told.max()) < places
+        assert counted(told * 64 // places, [1 / 64] * 64) > 1e-6
+
     def test_where_there_is_one_place_or_none_nothing_is_drawn(self) -> None:
         for places in (0, 1):
             assert randomised(torch.tensor(0), torch.tensor(places), 0.1, Rng.of(0)).item() == 0
@@ -98,6 +105,13 @@ class TestChoice:
         found = Choice(1.0, basis=4).server(torch.tensor([2, 0]))
         for row, true in zip(found, (2, 0), strict=True):
             assert row.tolist() == pytest.approx(chances(1.0, 4, true), rel=1e-5)
+
+    @pytest.mark.parametrize("mechanism", [Choice(9.0, basis=4), Attention(9.0, size=4), Vector(9.0, size=4)])
+    def test_an_interest_of_another_size_is_refused(self, mechanism: Mechanism) -> None:
+        """A place beyond the basis would be told as it is: no other history could have told it."""
+        for size in (1, 3, 5):
+            with pytest.raises(HomebodyError, match=f"An interest of 4 numbers was expected, not one of {size}"):
+                mechanism.device(torch.arange(float(size)), Rng.of(0))
 
     def test_an_interest_that_is_no_number_tells_something(self) -> None:
         for bad in (math.nan, math.inf, -math.inf):

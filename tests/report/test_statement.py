@@ -35,7 +35,7 @@ from homebody.privacy.assumptions import ROSTER
 from homebody.privacy.secure_sum import SEMI_HONEST
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
-from homebody.report.statement import PARTICIPANTS, SELECTION, SIMULATED, lines_of, releases_of, statement
+from homebody.report.statement import PARTICIPANTS, SELECTION, SHOWN, SIMULATED, lines_of, releases_of, statement
 from homebody.report.statement_page import print_statement, statement_page, write_statement
 from homebody.report.terminal import print_run
 from homebody.run import Watcher, execute
@@ -495,6 +495,13 @@ def test_each_stage_in_a_sentence(tmp_path: Path, stages: list[str], words: str)
     assert (PARTICIPANTS in found["outside"]) == any(stage.startswith("skellam") for stage in stages)
     assert (SEMI_HONEST in found["outside"]) == any(stage.startswith("skellam") for stage in stages)
     assert (ROSTER in found["outside"]) == any(stage.startswith("secure-sum") for stage in stages)
+
+
+def test_what_reports_on_impressions_do_not_cover_is_said(tmp_path: Path) -> None:
+    """Among candidates that the server drew, a report does not say which impression it is about."""
+    for fields, said in (({}, True), ({"candidates": 50}, False)):
+        path = made(tmp_path / str(said), [("train/1", everyone(PLAIN))], method="privaterec", fields=fields)
+        assert (SHOWN in of(path)["outside"]) is said
 
 
 def test_a_budget_that_holds_and_one_that_is_broken(tmp_path: Path) -> None:

@@ -212,7 +212,8 @@ class PrivateRec(FedRec):
             "shown": shown.float(),
             "click": pad(((place == click) & some).float(), (0, len(shown) - len(items))),
             "real": real,
-            "hidden": self._hidden(real, rng),
+            # News of the impression itself say nothing of the history: where times are wrong, the click may be in both.
+            "hidden": self._hidden(real, rng) | (history[:, None] == items).any(1),
             "history": history,
             **{f"history:{name}": value for name, value in self._rows(data.catalogue, history).items()},
         }

@@ -119,9 +119,17 @@ def randomised(place: Tensor, places: Tensor, epsilon: float, rng: Rng) -> Tenso
     """
     toss, other = ((bits >> 12) & (2**52 - 1) for bits in rng.bits(2))
     honest = (truth(epsilon, places) * 2**52).floor().to(torch.int64)
-    # Of 2⁴⁴ numbers, each place gets its share, give or take one: `truth` is shrunk by far more than that.
-    step = 1 + (((other >> 8) * (places - 1).clamp(min=1)) >> 44)
+    # Of 2⁴⁴ numbers, each place gets its share, give or take one: `truth` is shrunk by far more than that. They are
+    # multiplied in halves, as the whole product of a number and very many places has more than 64 bits.
+    high, low, others = other >> 30, (other >> 8) & (2**22 - 1), (places - 1).clamp(min=1)
+    step = 1 + ((high * others + ((low * others) >> 22)) >> 22)
     return torch.where((toss < honest) | (places < 2), place, (place + step) % places.clamp(min=1))
+
+
+def _insist_on_size(interest: Tensor, size: int) -> None:
+    """The best of more places than the randomised response knows would be told as it is."""
+    if interest.shape[-1] != size:
+        raise HomebodyError(f"An interest of {size} numbers was expected, not one of {interest.shape[-1]}.")
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,7 @@ class Choice(Mechanism):
     basis: int = 16
 
     def device(self, interest: Tensor, rng: Rng) -> Tensor:
+        _insist_on_size(interest, self.basis)
         places = torch.full((), self.basis, device=interest.device)
         return randomised(interest.nan_to_num().argmax(-1), places, self.epsilon, rng).to(torch.int32)
 
@@ -213,6 +222,7 @@ class _Noisy(Mechanism):
 
     def _noised(self, clipped: Tensor, rng: Rng) -> Tensor:
         """Rounded toward zero to the grid, which keeps a vector within all its bounds, and noised."""
+        _insist_on_size(clipped, self.size)
         grid = Grid.fitted(self.scale, self.theta, coarsest=COARSEST if self.noise == "laplace" else 0)
         draw = laplace if self.noise == "laplace" else gaussian
         steps = grid.whole(clipped.contiguous()).to(torch.int64)

@@ -70,6 +70,10 @@ PARTICIPANTS = (
     "Who takes part in a round: the noise that devices add hides what they send, not that they send it. The server "
     "knows who takes part, and the parties of a secure sum learn it of each other."
 )
+SHOWN = (
+    "What each person was shown, which impression a report is about, and that something in it was clicked: ε is about "
+    "which of the shown items were clicked, then and before."
+)
 FOLDER = "The run's own folder holds every simulated client's state, losses and counts: it is as private as the data."
 SIMULATED = (
     "This was a simulation: its noise derives from the seed, and whoever knows the seed can remove it. Runs of the "
@@ -144,6 +148,8 @@ def _gathered(
     helped = {bool(stage["settings"].get("helper")) for stage in stages if stage["stage"] == "secure-sum"}
     outside += [ROSTER] if False in helped else []
     outside += [HELPER] if True in helped else []
+    lists = (stage["settings"]["candidates"] for stage in stages if stage["stage"] == "impression-report")
+    outside += [SHOWN] if 0 in lists else []
     outside += [SIMULATED] if simulated and not central else []
     outside += [FOLDER]
     stated = {
