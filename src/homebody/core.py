@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from homebody.privacy import Channel, Charge
 
 __all__ = [
+    "WHOLE",
     "About",
     "Batch",
     "Catalogue",
@@ -50,11 +51,13 @@ __all__ = [
     "Update",
     "Users",
     "Work",
+    "gram",
     "param",
     "plain_work",
     "releases",
     "ships",
     "stated_by",
+    "table_size",
     "written",
 ]
 
@@ -131,6 +134,26 @@ def _rebuild(leaves: Iterable[Tensor], size: Any) -> Rows:
 _pytree.register_pytree_node(
     Rows, lambda rows: ([rows.index, rows.value], rows.size), _rebuild, serialized_type_name="homebody.core.Rows"
 )
+
+
+WHOLE = "whole/"
+"""Begins the names of what a part of the shared parameters says of the whole: see `table_size` and `gram`."""
+
+
+def table_size(shared: Tree, name: str = "item") -> int:
+    """How many rows a table has, also where only some of its rows are here: then `whole/size` says it.
+
+    >>> table_size({"item": torch.zeros(3, 2)}), table_size({"item": torch.zeros(3, 2), "whole/size": torch.tensor(9)})
+    (3, 9)
+    """
+    whole = shared.get(f"{WHOLE}size")
+    return len(shared[name]) if whole is None else int(whole)
+
+
+def gram(shared: Tree, name: str = "item") -> Tensor:
+    """The sum of the outer products of a table's rows, also where only some of its rows are here: `whole/gram`."""
+    whole: Tensor | None = shared.get(f"{WHOLE}gram")
+    return shared[name].T @ shared[name] if whole is None else whole
 
 
 @runtime_checkable

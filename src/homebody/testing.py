@@ -32,7 +32,9 @@ from homebody.errors import HomebodyError
 from homebody.evaluation import measure
 from homebody.federation.wire import encode_tree
 from homebody.fit import fit
-from homebody.methods.kernels import adapt_many, train_many
+from homebody.methods.kernels import adapt_many, indexed, train_many
+from homebody.methods.serving import check as serving_check
+from homebody.methods.serving import part_of_catalogue, renumbered, serving_of
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import params
@@ -449,6 +451,42 @@ class MethodContract:
             for items in (everything.flip(0), everything[4:9], torch.tensor([6, 6, 0])):
                 some = method.score(shared, _row(locals_, number), data, items)
                 self._same({"": some}, {"": scores[items]}, f"scores of items {items.tolist()}")
+
+    def test_a_part_of_the_shared_parameters_scores_as_the_whole(self) -> None:
+        """A device that is served gets the rows of some items, in any order, and its own are among them."""
+        method, shared, locals_ = self._start()
+        try:
+            serving = serving_of(method)
+        except HomebodyError:
+            return  # it is not served, and says why
+        _, locals_ = _cohort(method, shared, locals_, self._batches())
+        shared = indexed(method, shared, CATALOGUE)
+        serving_check(method, shared, CATALOGUE)
+        everything = torch.arange(CATALOGUE.n_items)
+        for name, values, shape in (
+            ("common", serving.common(method, shared, CATALOGUE), (CATALOGUE.n_items,)),
+            ("places", serving.places(method, shared, CATALOGUE) if "query" in serving.ways else everything, None),
+        ):
+            assert shape is None or values.shape == shape, f"{name} has the shape {tuple(values.shape)}"
+            assert len(values) == CATALOGUE.n_items, f"{name} has {len(values)} rows"
+            assert bool(torch.isfinite(values).all()), f"{name} is not finite"
+        for number, data in enumerate(self.clients()):
+            local = _row(locals_, number)
+            own = set(data.items.tolist())
+            some = everything.flip(0)[torch.tensor([item in own or item % 3 > 0 for item in range(29, -1, -1)])]
+            items = everything if serving.ways == ("table",) else some
+            part, place = serving.part(method, shared, items), items.argsort()
+            here = place[torch.searchsorted(items[place], data.items)]
+            at_home = data._replace(items=here, catalogue=part_of_catalogue(CATALOGUE, items))
+            mine = renumbered(local, items)
+            scores = method.score(part, mine, at_home, torch.arange(len(items)))
+            whole = method.score(shared, local, data, items)
+            self._same({"": scores}, {"": whole}, f"scores of client {number} on a part")
+            if "query" in serving.ways:
+                interest = serving.interest(method, part, mine, at_home)
+                there = serving.interest(method, shared, local, data)
+                self._same({"": interest}, {"": there}, f"interest of client {number} on a part")
+                assert interest.shape == serving.places(method, shared, CATALOGUE).shape[1:], "an interest is a place"
 
     def test_training_finds_what_there_is_to_learn(self) -> None:
         split, losses = self.people(), list[float | None]()

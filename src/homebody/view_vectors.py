@@ -88,7 +88,7 @@ def _fedials(taken: UserItems, n_items: int, view: MadeView, seed: int) -> Vecto
     for start in range(0, split.n_users, AT_ONCE):
         histories = split.padded(np.arange(start, min(start + AT_ONCE, split.n_users)), avoided=False)
         items, valid = torch.from_numpy(histories.items), torch.from_numpy(histories.valid)
-        parts.append(vmap(lambda history, real: method.user_vector(table, history, real))(items, valid))
+        parts.append(vmap(lambda history, real: method.user_vector({"item": table}, history, real))(items, valid))
     vectors = torch.cat(parts)
     return (vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12) * view.size**0.5).numpy()
 

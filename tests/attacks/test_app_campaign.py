@@ -32,7 +32,7 @@ from homebody.core import Rows, Tree
 from homebody.federation import wire
 from homebody.federation.app.folder import AppFolder, AppSettings
 from homebody.federation.app.process import App
-from homebody.federation.device.desk import LARGEST, RELAY, Desk, Query
+from homebody.federation.device.desk import LARGEST, RELAY, Desk, SentQuestion
 from homebody.federation.views import AppQuestion, hello, receive, send
 from homebody.rng import Rng
 
@@ -83,11 +83,11 @@ def question(do: str = "gradient", step: int = 1, *, semi: bool = False) -> AppQ
     )
 
 
-def asked() -> Query:
+def asked() -> SentQuestion:
     """What a device asks the app of `taste`, and what it accepts."""
     one = question()
     silence = method().silence("taste", one.shared | method().init_shared(SCHEMA.catalogue(12), Rng.of(0)))
-    return Query(one.content(), wire.shapes(silence))
+    return SentQuestion(one.content(), wire.shapes(silence))
 
 
 class Peer:
@@ -193,7 +193,7 @@ def misbehave(peer: Peer, connection: socket.socket) -> None:
         connection.sendall(peer.frame(peer.reply(letter)))
 
 
-def fits(update: Tree, wanted: Query) -> None:
+def fits(update: Tree, wanted: SentQuestion) -> None:
     """What a device may take into its mean."""
     assert update.keys() == wanted.wanted.keys()
     for name, value in update.items():

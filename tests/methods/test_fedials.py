@@ -87,7 +87,7 @@ def test_the_seed_is_where_it_begins() -> None:
 def test_twice_the_same_item_counts_twice() -> None:
     method = FedIALS(factors=2, confidence=ALPHA, regularisation=LAMBDA)
     table = torch.tensor([[1.0, 0.0], [0.5, -1.0]])
-    found = method.user_vector(table, torch.tensor([1, 1]), torch.tensor([True, True]))
+    found = method.user_vector({"item": table}, torch.tensor([1, 1]), torch.tensor([True, True]))
     y, own = table.double().numpy(), table[1].double().numpy()
     system = y.T @ y + 2 * ALPHA * np.outer(own, own) + LAMBDA * np.eye(2)
     np.testing.assert_allclose(found, np.linalg.solve(system, 2 * (1 + ALPHA) * own), rtol=1e-5)

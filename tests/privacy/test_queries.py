@@ -22,8 +22,11 @@ from homebody.privacy.accountant import epsilon
 from homebody.privacy.events import GaussianRelease, LaplaceRelease, PureRelease
 from homebody.privacy.queries import (
     Attention,
+    Cap,
     Choice,
     Mechanism,
+    PrivUnit,
+    Query,
     Vector,
     analytic_multiplier,
     attention_l1,
@@ -277,3 +280,144 @@ class TestPadding:
         nothing = np.array(chances(inside, 3, 0))
         one, two = (padding * nothing + (1 - padding) * seen for seen in (plain, other))
         assert np.log(one / two).max() == pytest.approx(1.0)
+
+
+class TestPrivUnit:
+    @pytest.mark.parametrize("size", [2, 3, 16, 400])
+    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0, 20.0])
+    def test_the_ratio_of_densities_is_what_the_guarantee_says(self, epsilon: float, size: int) -> None:
+        cap = Cap.of(epsilon, size)
+        assert math.log(cap.p / cap.q) - math.log((1 - cap.p) / (1 - cap.q)) == pytest.approx(epsilon)
+        assert 0 < cap.q <= 0.5
+        assert 0 < cap.length <= 1
+        told = PrivUnit(epsilon, size=size)
+        assert isinstance(told.event, PureRelease)
+        assert told.event.epsilon == epsilon
+
+    @pytest.mark.parametrize("size", [2, 3, 16])
+    def test_what_is_told_lies_in_the_cap_as_often_as_stated(self, size: int) -> None:
+        """Nine tests at one in a million each, two-sided, and the mean within six of its deviations."""
+        mechanism, cap = PrivUnit(3.0, size=size), Cap.of(3.0, size)
+        true = torch.nn.functional.normalize(torch.arange(1.0, size + 1), dim=0)
+        told = drawn(lambda rng: mechanism.device(3 * true, rng), seed=11).double()
+        torch.testing.assert_close(told.norm(dim=1), torch.ones(DRAWS).double(), atol=1e-4, rtol=0)
+        along = told @ true.double()
+        inside = int((along >= cap.gamma).sum())
+        assert stats.binomtest(inside, DRAWS, cap.p).pvalue > 1e-6
+        assert stats.binomtest(inside, DRAWS, Cap.of(1.5, size).p).pvalue < 1e-6
+        assert abs(float(along.mean()) - cap.length) < 6 * float(along.std()) / DRAWS**0.5
+        # Within the cap as an even direction is there.
+        far = (along[along >= cap.gamma] + 1) / 2
+        half = 0.5 * (size - 1)
+        tail = stats.beta(half, half)
+        assert stats.kstest(far.numpy(), lambda x: 1 - tail.sf(x) / cap.q).pvalue > 1e-6
+        rest = (along[along < cap.gamma] + 1) / 2
+        assert stats.kstest(rest.numpy(), lambda x: tail.cdf(x) / (1 - cap.q)).pvalue > 1e-6
+
+    def test_across_it_is_even(self) -> None:
+        """Both ends of an axis across the true direction are as likely: one in a million."""
+        mechanism = PrivUnit(4.0, size=5)
+        told = drawn(lambda rng: mechanism.device(torch.eye(5)[0], rng), seed=12)
+        for place in range(1, 5):
+            assert stats.binomtest(int((told[:, place] > 0).sum()), DRAWS).pvalue > 1e-6
+
+    def test_no_other_direction_tells_more(self) -> None:
+        for size in (3, 32):
+            best = Cap.of(5.0, size)
+            for gamma in np.linspace(0, 0.95, 60):
+                q = 0.5 * float(stats.beta(0.5 * (size - 1), 0.5).cdf(1 - gamma**2))
+                p = 1 / (1 + math.exp(-5.0) * (1 - q) / q)
+                t = stats.beta(0.5 * (size - 1), 0.5 * (size - 1), loc=-1, scale=2)
+                above = t.expect(lambda x: x, lb=gamma) if q > 1e-9 else 0.0
+                assert above * (p / q - (1 - p) / (1 - q)) <= best.length + 1e-4
+
+    def test_a_vector_without_a_direction_tells_an_even_one(self) -> None:
+        mechanism = PrivUnit(8.0, size=4)
+        for blank in (torch.zeros(4), torch.full((4,), torch.nan)):
+            told = drawn(lambda rng, blank=blank: mechanism.device(blank, rng), seed=13)
+            # Of a mean of 20,000 even directions, each entry has a deviation of 1 / (2 √20,000) = 0.0035.
+            assert told.mean(0).abs().max() < 0.025
+
+    def test_the_server_takes_off_the_shrinkage(self) -> None:
+        mechanism = PrivUnit(4.0, size=6)
+        told = drawn(lambda rng: mechanism.device(torch.eye(6)[2], rng), seed=14)
+        assert (mechanism.server(told).mean(0) - torch.eye(6)[2]).abs().max() < 0.05
+
+    def test_a_line_has_no_directions(self) -> None:
+        with pytest.raises(HomebodyError, match="at least 2 dimensions"):
+            PrivUnit(1.0, size=1)
+
+
+class TestQuery:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "choice:epsilon=5",
+            "choice:epsilon=5,interests=16",
+            "unit:epsilon=0.5",
+            "attention:epsilon=10,guarantee=published",
+            "attention:epsilon=10,delta=0.001,interests=16,theta=0.6",
+            "vector:epsilon=5,delta=1e-05",
+        ],
+    )
+    def test_what_is_parsed_is_printed(self, text: str) -> None:
+        assert str(Query.parse(text)) == text
+        assert Query.parse(f" {text.replace(',', ' , ')} ") == Query.parse(text)
+
+    def test_as_many_interests_as_keep_nine_in_ten_true(self) -> None:
+        for spent in (0.1, 1.0, 3.0, 5.0, 8.0, 50.0):
+            count = Query.parse(f"choice:epsilon={spent}").count
+            assert 4 <= count <= 256
+            if count > 4:
+                assert float(truth(spent, torch.tensor(count))) >= 0.9 - 1e-6
+            if count < 256:
+                assert float(truth(spent, torch.tensor(count + 1))) < 0.9
+
+    def test_each_kind_has_its_mechanism(self) -> None:
+        assert Query.parse("choice:epsilon=5,interests=7").mechanism(32) == Choice(5.0, basis=7)
+        assert Query.parse("choice:epsilon=5").mechanism(32, interests=9) == Choice(5.0, basis=9)
+        assert Query.parse("unit:epsilon=2").mechanism(32) == PrivUnit(2.0, size=32)
+        assert Query.parse("vector:epsilon=2,delta=1e-5").mechanism(8) == Vector(
+            2.0, 1e-5, 1.0, "gaussian", "certified", 8
+        )
+        published = Query.parse("attention:epsilon=10,guarantee=published").mechanism(8)
+        assert published == Attention(10.0, 0.0, 1.0, "laplace", "published", 5, "softplus")
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("choice", "does not say its ε"),
+            ("choice:epsilon=0", "epsilon must be above 0"),
+            ("choice:epsilon=-1", "epsilon must be above 0"),
+            ("choice:epsilon=nan", "finite number"),
+            ("choice:epsilon=inf", "finite number"),
+            ("choice:epsilon=1e9", "at most 100"),
+            ("choice:epsilon=five", "must be a number"),
+            ("choice:epsilon=5,interests=1", "at least 2"),
+            ("choice:epsilon=5,interests=2.5", "a whole number"),
+            ("choice:epsilon=5,interests=99999999", "at most 65,536"),
+            ("choice:epsilon=5,theta=2", "no setting of a choice query 'theta'"),
+            ("unit:epsilon=5,interests=4", "no setting of a unit query"),
+            ("choice:epsilon=5,epsilon=6", "says twice"),
+            ("choice:epsilon", "KIND:SETTING=VALUE"),
+            ("choice:epsilon=5,", "KIND:SETTING=VALUE"),
+            ("chioce:epsilon=5", "did you mean 'choice'"),
+            ("", "no kind of query"),
+            ("vector:epsilon=5,delta=0.9", "at most 0.5"),
+            ("vector:epsilon=5,guarantee=published", "give its delta"),
+            ("attention:epsilon=5,guarantee=some", "must be one of certified, published"),
+        ],
+    )
+    def test_what_is_wrong_is_refused_in_a_sentence(self, text: str, sentence: str) -> None:
+        with pytest.raises(HomebodyError, match=sentence) as refused:
+            Query.parse(text)
+        assert str(refused.value).endswith((".", "vector"))
+
+
+def test_twenty_thousand_choices_match_the_chance_of_the_true_one() -> None:
+    """As devices of a service tell it: one in a million fails by chance."""
+    query = Query.parse("choice:epsilon=5,interests=16")
+    mechanism = query.mechanism(size=8)
+    told = drawn(lambda rng: mechanism.device(torch.eye(16)[5], rng), seed=15)
+    assert counted(told, chances(5.0, 16, 5)) > 1e-6
+    assert counted(told, chances(4.5, 16, 5)) < 1e-6

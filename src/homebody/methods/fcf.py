@@ -96,7 +96,7 @@ class FCF(Stateless):
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         table, items, valid = shared["item"], batch["items"], batch["valid"]
-        x = self.device.user_vector(table, items, valid)
+        x = self.device.user_vector(shared, items, valid)
         weight = 1.0 + self.confidence - self.confidence * (table[items] @ x)
         rows = Rows(torch.where(valid, items, -1), torch.outer(weight, x), len(table))
         return {"gram": torch.outer(x, x), "item": rows}, local
@@ -112,7 +112,7 @@ class FCF(Stateless):
         return -2.0 * f + 2.0 * self.regularisation * table
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        return shared["item"][items] @ self.device.user_vector(shared["item"], data.items, data.valid)
+        return shared["item"][items] @ self.device.user_vector(shared, data.items, data.valid)
 
 
 def adam(

@@ -32,7 +32,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, gram, param
 from homebody.methods.fcf import adam, adam_decay
 from homebody.models.towers import input_width, inputs, item_rows, row_count
 from homebody.models.views import item_columns, knows, view_columns
@@ -123,7 +123,7 @@ class FedMVMF(Stateless):
         """p = (QᵀCQ + λ₁ Σ_v U_vᵀU_v + λ₂I)⁻¹ (QᵀC r + λ₁ Σ_v U_vᵀx_v); zeros if the system has no solution."""
         table = shared["item"]
         own = table[batch["items"]] * batch["valid"][:, None]
-        system = table.T @ table + self.confidence * own.T @ own
+        system = gram(shared) + self.confidence * own.T @ own
         system = system + self.regularisation * torch.eye(self.factors, device=table.device)
         right = (1.0 + self.confidence) * own.sum(0)
         for name in _views(shared):

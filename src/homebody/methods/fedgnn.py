@@ -129,11 +129,15 @@ class FedGNN(Method):
         return {name: value + change[name] if name in change else value for name, value in shared.items()}, state
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        node = self.node(shared, local, data)
+        return shared["item"][items] @ node + node @ (shared["transform"] @ local["user"])
+
+    def node(self, shared: Tree, local: Tree, data: Data) -> Tensor:
+        """The person's node after the layer."""
         own, _ = ops.touched(data.items, data.valid, len(shared["item"]))
         user, mine, transform = local["user"], shared["item"][own], shared["transform"]
         strength = _strengths(user, mine, own >= 0, transform, shared["attention"])
-        node = user + _message(_weights(strength), mine, transform)
-        return shared["item"][items] @ node + node @ (transform @ user)
+        return user + _message(_weights(strength), mine, transform)
 
 
 def _counted(items: Tensor, valid: Tensor, n_items: int) -> tuple[Tensor, Tensor]:

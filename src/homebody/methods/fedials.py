@@ -24,7 +24,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Rows, Stateless, Total, Tree, Update, Work, param
+from homebody.core import (
+    About,
+    Batch,
+    Catalogue,
+    Data,
+    Rows,
+    Stateless,
+    Total,
+    Tree,
+    Update,
+    Work,
+    gram,
+    param,
+    table_size,
+)
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -68,7 +82,7 @@ class FedIALS(Stateless):
         return {"items": data.items, "valid": data.valid}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
-        x = self.user_vector(shared["item"], batch["items"], batch["valid"])
+        x = self.user_vector(shared, batch["items"], batch["valid"])
         square = torch.outer(x, x)
         row = torch.cat([x, square[_upper(self.factors)], x.new_ones(int(self.scaling > 0))])
         index = torch.where(batch["valid"], batch["items"], -1)
@@ -83,12 +97,12 @@ class FedIALS(Stateless):
         return {"item": self._solve(total.sum["gram"], squares, vectors, members.sum(1), total.clients)}, state
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        return shared["item"][items] @ self.user_vector(shared["item"], data.items, data.valid)
+        return shared["item"][items] @ self.user_vector(shared, data.items, data.valid)
 
-    def user_vector(self, table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
+    def user_vector(self, shared: Tree, items: Tensor, valid: Tensor) -> Tensor:
         """x_u, from the server's table and the person's items; zeros if the system has no solution."""
-        seen = table[items] * valid[:, None]
-        x = self._solve(table.T @ table, seen.T @ seen, seen.sum(0), valid.sum(), len(table))
+        seen = shared["item"][items] * valid[:, None]
+        x = self._solve(gram(shared), seen.T @ seen, seen.sum(0), valid.sum(), table_size(shared))
         return torch.where(torch.isfinite(x).all(), x, 0.0)
 
     def ridge(self, members: Tensor, others: int) -> Tensor:

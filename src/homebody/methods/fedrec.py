@@ -222,6 +222,11 @@ class FedRec(Method):
         person = self.asked(shared, news, real, self._request(shared, local, history, real, data.valid.sum()))
         return self.vectors(shared, data.catalogue, items) @ person
 
+    def person(self, shared: Tree, data: Data) -> Tensor:
+        """The user vector of a person's latest news, before anything is asked of anybody."""
+        history, real = last_items(data, data.valid.sum(), self.latest)
+        return self.user.encode(shared, *filled(self.vectors(shared, data.catalogue, history), real, shared["pad"]))
+
     def _request(self, shared: Tree, local: Tree, history: Tensor, real: Tensor, count: Tensor) -> Rng:
         """The stream of a request: the same noise under two models, settings or histories would cancel out."""
         stream = Rng(local["key"])

@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import About, Batch, Catalogue, Data, Stateless, Total, Tree, Update, Work, param
+from homebody.core import WHOLE, About, Batch, Catalogue, Data, Stateless, Total, Tree, Update, Work, param
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -152,15 +152,18 @@ class FMFLDP(Stateless):
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         V = shared["item"] if self.decoder == "published" else shared["rank"]
-        _, x = self.user_vector(V, data.items, data.valid)
+        _, x = self.user_vector(V, data.items, data.valid, shared.get(f"{WHOLE}gram"))
         return V[items] @ x
 
-    def user_vector(self, V: Tensor, items: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """r, how often each item is in the person's history, and x, which solves for it against V."""
+    def user_vector(self, V: Tensor, items: Tensor, valid: Tensor, gram: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """r, how often each item is in the person's history, and x, which solves for it against V.
+
+        gram: VᵀV of the whole table, where V is a part of it.
+        """
         r = torch.zeros(len(V), device=V.device).scatter_add(0, items, valid.to(V.dtype))
         whole, seen = V.double(), V[items].double() * valid[:, None]
         ridge = self.regularisation * torch.eye(self.factors, dtype=whole.dtype, device=V.device)
-        system = whole.T @ whole + self.confidence * (seen.T @ seen) + ridge
+        system = (whole.T @ whole if gram is None else gram.double()) + self.confidence * (seen.T @ seen) + ridge
         # An item that is there r times adds (1 + αr) v in all.
         # Nothing is raised where there is no solution: whether a client fails would tell what it has.
         x, _ = torch.linalg.solve_ex(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ seen)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Batch, Catalogue, Data, Method, Rows, Scoring, Total, Tree, Work, param
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Scoring, Total, Tree, Work, param, table_size
 from homebody.errors import HomebodyError
 from homebody.models.networks import ScoreFunction
 from homebody.privacy import Channel
@@ -118,4 +118,4 @@ class ItemTable(Method):
         return ops.overlay(common, items, tuned.index, tuned.value @ weight, tuned.size, add=True)
 
     def row_rate(self, shared: Tree) -> float:
-        return self.learning_rate * len(shared["item"]) * self.item_rate
+        return self.learning_rate * table_size(shared) * self.item_rate

@@ -125,7 +125,8 @@ class Clients:
 
     def private_state(self, method: Method, shared: Tree, user: int) -> Tree:
         """What one client holds; if it never took part, what it would begin with."""
-        return {name: value[0] for name, value in self._locals(method, shared, np.array([user])).items()}
+        state: Tree = torch.utils._pytree.tree_map(lambda leaf: leaf[0], self._locals(method, shared, np.array([user])))
+        return state
 
     def requests(self, method: Method, users: Users, rng: Rng) -> Iterator[tuple[Users, dict[str, Tensor]]]:
         """The rows that these clients would request from the server in this round, by groups; padded with -1."""

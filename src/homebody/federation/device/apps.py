@@ -14,7 +14,7 @@ from torch import Tensor
 
 from homebody.core import Batch, Catalogue, Method, Tree, Update
 from homebody.federation import wire
-from homebody.federation.device.desk import AppReply, Desk, Query, Relay, usual_socket
+from homebody.federation.device.desk import AppReply, Desk, Relay, SentQuestion, usual_socket
 from homebody.federation.device.home import Home
 from homebody.federation.device.views import KnownView
 from homebody.federation.schema import FeatureSchema
@@ -70,7 +70,7 @@ class Apps:
         """
         views = views_of(method)
         assert views is not None
-        queries: dict[str, Query] = {}
+        queries: dict[str, SentQuestion] = {}
         quiet: dict[str, Update] = {}
         samples = {name: value for name, value in batch.items() if not name.endswith("/input")}
         for name in self.names(method, schema.catalogue(0)):
@@ -94,7 +94,7 @@ class Apps:
 
     def _query(
         self, about: dict[str, Any], view: str, shared: Tree, schema: FeatureSchema, batch: Batch, like: Update
-    ) -> Query:
+    ) -> SentQuestion:
         """A question to an app, which sees of the shared parameters the item tower and its own. like: its answer."""
         model = self._home.models.ranking()
         people = {name: code for name, code in schema.people.items() if code.view == view}
@@ -108,9 +108,9 @@ class Apps:
             batch=batch,
             schema=narrowed if about["do"] == "scores" else replace(narrowed, items={}, numbers={}),
         )
-        return Query(question.content(), wire.shapes(like))
+        return SentQuestion(question.content(), wire.shapes(like))
 
-    def _ask(self, queries: Mapping[str, Query]) -> dict[str, AppReply]:
+    def _ask(self, queries: Mapping[str, SentQuestion]) -> dict[str, AppReply]:
         """The replies of the apps that answered. The outcome of every question is counted."""
         known: list[KnownView] = self._home.views.all()
         away = {name: AppReply("away", {}, "Its app is not there.") for name in queries}

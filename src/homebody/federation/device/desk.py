@@ -31,7 +31,7 @@ from homebody.federation.device.views import KnownView, KnownViews, Outcome
 from homebody.federation.views import HELLO_BYTES, QUESTION_BYTES, Vanished, peer_user, read_hello, receive, send
 from homebody.files import write_synced
 
-__all__ = ["LARGEST", "AppReply", "Desk", "Query", "Relay", "invite", "usual_socket"]
+__all__ = ["LARGEST", "AppReply", "Desk", "Relay", "SentQuestion", "invite", "usual_socket"]
 
 SECONDS = 5.0
 """How long an app may take, unless the device says otherwise."""
@@ -77,7 +77,7 @@ def invite(home: Home, name: str, uid: int, file: Path, *, same_user: bool = Fal
     return file.stat().st_uid == uid
 
 
-class Query(NamedTuple):
+class SentQuestion(NamedTuple):
     """A question to one app, and what its answer must be like."""
 
     letter: bytes
@@ -252,7 +252,7 @@ class Desk(AbstractContextManager["Desk"]):
             send(connection, wire.encode_letter({"refused": refusal}), HELLO_SECONDS)
         connection.close()
 
-    def ask(self, queries: Mapping[str, Query | Relayed], known: Sequence[KnownView]) -> dict[str, AppReply]:
+    def ask(self, queries: Mapping[str, SentQuestion | Relayed], known: Sequence[KnownView]) -> dict[str, AppReply]:
         """Ask these views' apps, all at once, and wait until the time is up.
 
         known: the apps as they are registered now. An app removed or added again since it connected counts as away.
@@ -271,7 +271,7 @@ class Desk(AbstractContextManager["Desk"]):
                 thread.join()
         return replies
 
-    def _ask(self, query: Query | Relayed, view: KnownView, until: float) -> AppReply:
+    def _ask(self, query: SentQuestion | Relayed, view: KnownView, until: float) -> AppReply:
         while (seat := self._seat(view, until)) is not None:
             try:
                 send(seat.connection, query.letter, until - time.monotonic())
@@ -330,7 +330,7 @@ class Relay:
     def __init__(self, where: Path, seconds: float = 60.0) -> None:
         self._where, self._seconds = where, seconds
 
-    def ask(self, queries: Mapping[str, Query], known: Sequence[KnownView]) -> dict[str, AppReply]:
+    def ask(self, queries: Mapping[str, SentQuestion], known: Sequence[KnownView]) -> dict[str, AppReply]:
         """As `Desk.ask`; the desk looks up which apps there are."""
         parts = {name: query.letter for name, query in queries.items()}
         asked = wire.encode_letter({"longest": {name: query.longest for name, query in queries.items()}}, parts)
@@ -349,7 +349,7 @@ class Relay:
             ) from error
         return {name: self._read(query, header["outcomes"][name], answers[name]) for name, query in queries.items()}
 
-    def _read(self, query: Query, outcome: tuple[Outcome, str], letter: bytes) -> AppReply:
+    def _read(self, query: SentQuestion, outcome: tuple[Outcome, str], letter: bytes) -> AppReply:
         if outcome[0] != "answered":
             return AppReply(outcome[0], {}, outcome[1])
         try:

@@ -1,0 +1,440 @@
+"""A trained model as a service gives it out, and as a device ranks with what it was given.
+
+`Served` is the service's side: all rows, the order that is the same for everyone, interests and their lists. `Head` is
+what a device needs beside rows, and `Part` the rows of some items. `rank` is the device's side.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homebody.core import Catalogue, Column, Data, Method, Tree
+from homebody.data.codes import Code
+from homebody.errors import HomebodyError
+from homebody.federation import wire
+from homebody.federation.schema import FeatureSchema
+from homebody.fit import Fitted
+from homebody.methods import METHODS, build
+from homebody.methods.fedrec import FedRec
+from homebody.methods.kernels import adapt_many, indexed
+from homebody.methods.serving import Serving, check, renumbered, serving_of
+from homebody.privacy.queries import Attention, Choice, Mechanism, Query
+from homebody.reference import Reference
+from homebody.rng import Rng
+from homebody.serving import interests
+from homebody.serving.rows import Part
+
+__all__ = ["AtHome", "Head", "Ranked", "Served", "interest_of", "rank"]
+
+SHARPNESS = 16.0
+"""Attention is the softmax of the fit of each interest, a cosine, times this."""
+
+
+def acting(built: Method | Reference) -> Method:
+    """The method that ranks at home: that of the last phase. It sends no request of its own."""
+    serving_of(built)
+    assert isinstance(built, Method)
+    method = built.phases[-1].method or built
+    return replace(method, query="") if isinstance(method, FedRec) else method
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """What a device needs of a model beside rows: the method, what is shared of it that is not by item, the interests,
+    and how features are encoded. Everyone gets the same."""
+
+    name: str
+    """The method's name; its fields follow."""
+    fields: Mapping[str, Any]
+    shared: Tree
+    """The shared parameters that are not by item."""
+    interests: Tensor
+    """(B, r) what a choice or weights are about; (0, r) if a query is about neither."""
+    levels: Tensor
+    """(B,) what is taken off the fit of each."""
+    own_basis: bool
+    """Whether the interests are the method's own, so that fits are products; otherwise they are cosines."""
+    query: Query | None
+    size: int
+    """r, the numbers of an interest; 0: the method has none."""
+    codes: Mapping[str, Mapping[str, Code]] = field(default_factory=dict)
+    """How the features of people, items and contexts are encoded."""
+
+    @cached_property
+    def method(self) -> Method:
+        """The method that ranks: that of the last phase."""
+        if self.name not in METHODS:
+            raise HomebodyError(
+                f"Devices run methods that come with Homebody alone, so a model of '{self.name[:60]}' is not served."
+            )
+        return acting(build(self.name, self.fields))
+
+    @property
+    def serving(self) -> Serving:
+        return serving_of(self.method)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in which this model is served: without a query, only those that need none."""
+        asks = ("query", "server") if self.query is None else ()
+        return tuple(way for way in self.serving.ways if way not in asks)
+
+    @cached_property
+    def mechanism(self) -> Mechanism | None:
+        """How an interest is told; None: nothing is asked."""
+        return None if self.query is None else self.query.mechanism(self.size, len(self.interests) or None)
+
+    def fit(self, interest: Tensor) -> Tensor:
+        """What the mechanism's device half is given of an interest (…, r): the fit of each interest, or a direction."""
+        if isinstance(self.mechanism, Choice | Attention):
+            if self.own_basis:
+                return interest @ self.interests.T - self.levels
+            fit = torch.nn.functional.normalize(interest, dim=-1) @ self.interests.T - self.levels
+            return SHARPNESS * fit
+        return torch.nn.functional.normalize(interest, dim=-1)
+
+    def tell(self, interest: Tensor, rng: Rng) -> Tensor:
+        """What a device tells of an interest. Of one without a direction, or with numbers that are not finite, it
+        tells what a direction that is drawn evenly would: nobody sees who has no history.
+
+        rng: the operating system's, on a device.
+        """
+        if self.mechanism is None:
+            raise HomebodyError("This model is served without queries.")
+        blank = rng.fold("blank").normal(self.size)
+        sound = torch.isfinite(interest).all() & (interest != 0).any()
+        return self.mechanism.device(self.fit(torch.where(sound, interest, blank)), rng.fold("query"))
+
+    def heard(self, told: Tensor) -> Tensor:
+        """(…, r) where the server looks for somebody who told this: items are ranked by the product with it."""
+        assert self.mechanism is not None
+        made = self.mechanism.server(told)
+        return made @ self.interests if isinstance(self.mechanism, Choice | Attention) else made
+
+    def catalogue(self, part: Part) -> Catalogue:
+        """The items of a part as the method reads them, numbered from 0."""
+        people, items = self.codes.get("people", {}), self.codes.get("items", {})
+        numbers = {name: part.features[name].numpy() for name in items}
+        known = FeatureSchema(people, items, numbers).catalogue(len(part))
+        contexts = {name: _column(code) for name, code in self.codes.get("contexts", {}).items()}
+        return replace(known, contexts=contexts)
+
+    @cached_property
+    def content(self) -> bytes:
+        """As a letter of `homebody.federation.wire`."""
+        header = {
+            "head": 1,
+            "method": self.name,
+            "fields": dict(self.fields),
+            "query": None if self.query is None else str(self.query),
+            "size": self.size,
+            "own_basis": self.own_basis,
+        }
+        codes = {whose: {name: code.to_json() for name, code in known.items()} for whose, known in self.codes.items()}
+        parts = {
+            "shared": wire.encode_tree(self.shared),
+            "interests": wire.encode_tree({"interests": self.interests, "levels": self.levels}),
+            "codes": json.dumps(codes).encode(),
+        }
+        return wire.encode_letter(header, parts)
+
+    @cached_property
+    def digest(self) -> str:
+        """Its name. Rows and choices are of the model of this digest."""
+        return wire.digest(self.content)
+
+    @classmethod
+    def read(cls, content: bytes) -> Head:
+        """The inverse of `content`; refused unless the method is one that comes with Homebody."""
+        header, parts = wire.decode_letter(content)
+        try:
+            query = None if header["query"] is None else Query.parse(str(header["query"]))
+            codes = {
+                str(whose): {str(name): Code.from_json(code) for name, code in known.items()}
+                for whose, known in json.loads(parts["codes"]).items()
+            }
+            shared, lying = wire.decode_tree(parts["shared"]), wire.decode_tree(parts["interests"])
+            name, fields, size = str(header["method"]), dict(header["fields"]), int(header["size"])
+            head = cls(
+                name, fields, shared, lying["interests"], lying["levels"], bool(header["own_basis"]), query, size, codes
+            )
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise wire.Malformed("The model is not as it should be.") from error
+        bad = head.interests.dim() != 2 or head.levels.shape != head.interests.shape[:1]
+        bad = bad or (len(head.interests) > 0 and head.interests.shape[1] != head.size) or not 0 <= size < 2**20
+        if bad or not all(bool(torch.isfinite(value).all()) for value in (head.interests, head.levels)):
+            raise wire.Malformed("The model's interests are not as they should be.")
+        _ = head.method
+        return head
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A finished run as a service has it."""
+
+    head: Head
+    shared: Tree
+    """All shared parameters, with the method's index."""
+    catalogue: Catalogue
+    ids: tuple[str, ...]
+    places: Tensor
+    """(N, r) where the items lie; (N, 0) if the method has no places."""
+    order: Tensor
+    """(N,) the items' numbers in the order that is the same for everyone, best first."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names for display, by id."""
+    version: int = 1
+    """Of the catalogue."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        fields: Mapping[str, Any],
+        shared: Tree,
+        catalogue: Catalogue,
+        query: Query | None,
+        *,
+        ids: Sequence[str],
+        names: Mapping[str, str] | None = None,
+        codes: Mapping[str, Mapping[str, Code]] | None = None,
+    ) -> Served:
+        """From the shared parameters of a method with these fields."""
+        if name not in METHODS:
+            raise HomebodyError(f"Devices run methods that come with Homebody alone, so {name} is not served.")
+        method = acting(build(name, fields))
+        serving = serving_of(method)
+        with torch.no_grad():
+            shared = indexed(method, {part: value.cpu() for part, value in shared.items()}, catalogue)
+            check(method, shared, catalogue)
+            if query is not None and "query" not in serving.ways:
+                raise HomebodyError(
+                    f"{name} is served by {' or '.join(serving.ways)} alone, which need no query: leave out --query."
+                )
+            order = torch.arange(catalogue.n_items)
+            places = torch.zeros(catalogue.n_items, 0)
+            if "shelf" in serving.ways:
+                common = serving.common(method, shared, catalogue)
+                order = common.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
+            if "query" in serving.ways:
+                places = serving.places(method, shared, catalogue).float()
+            lying, levels, own = places[:0], torch.zeros(0), False
+            if query is not None and query.count:
+                if (basis := serving.basis(method, shared)) is not None:
+                    (lying, levels), own = basis, True
+                else:
+                    lying = interests.of_catalogue(places, order, query.count)
+                    levels = torch.zeros(len(lying))
+        head = Head(
+            name,
+            dict(fields),
+            serving.common_part(method, shared),
+            lying,
+            levels,
+            own,
+            query,
+            places.shape[1],
+            _needed(serving, method, catalogue, codes or {}),
+        )
+        return cls(head, shared, catalogue, tuple(ids), places, order, names or {})
+
+    @classmethod
+    def from_run(cls, path: Path, query: Query | None = None, *, trust_code: bool = False) -> Served:
+        """From a finished run's folder."""
+        from homebody.recipe import Recipe
+        from homebody.report.record import RunFolder
+        from homebody.run import reopen
+
+        fitted, population = reopen(path, trust_code=trust_code)
+        recipe = Recipe.from_toml(RunFolder.open(path).recipe_text())
+        ids = [population.item_id(item) for item in range(population.n_items)]
+        named = population.item_names is not None
+        called = {item: population.item_name(number) for number, item in enumerate(ids)} if named else {}
+        return cls.of_fitted(fitted, recipe.method, recipe.fields, query, ids=ids, names=called)
+
+    @classmethod
+    def of_fitted(
+        cls,
+        fitted: Fitted,
+        name: str,
+        fields: Mapping[str, Any],
+        query: Query | None,
+        *,
+        ids: Sequence[str],
+        names: Mapping[str, str] | None = None,
+    ) -> Served:
+        """From a fitted model of a simulation."""
+        encoded = fitted.runtime.split.encoded  # type: ignore[attr-defined]
+        codes = {whose: dict(encoded[unit].codes) for whose, unit in _UNITS.items()}
+        catalogue = fitted.runtime.catalogue
+        return cls.of(name, fields, fitted.shared, catalogue, query, ids=ids, names=names, codes=codes)
+
+    @property
+    def method(self) -> Method:
+        return self.head.method
+
+    @property
+    def digest(self) -> str:
+        return self.head.digest
+
+    @cached_property
+    def sums(self) -> Tree:
+        """What every part says of the whole table."""
+        return self.head.serving.sums(self.method, self.shared)
+
+    def rows(self, items: Tensor | Sequence[int] | None = None) -> Part:
+        """The rows of these items, or of all."""
+        chosen = torch.arange(len(self.ids)) if items is None else torch.as_tensor(items, dtype=torch.int64)
+        rows = self.head.serving.rows(self.method, self.shared, chosen)
+        features = {name: self.catalogue.items[name].values[chosen] for name in self.head.codes.get("items", {})}
+        ids = [self.ids[item] for item in chosen.tolist()]
+        names = {item: self.names[item] for item in ids if item in self.names}
+        return Part.of(self.digest, self.version, ids, chosen, rows, self.sums, features, names)
+
+    def shelf(self, k: int) -> Tensor:
+        """The numbers of the first k items for everyone."""
+        return self.order[:k]
+
+    def lists(self, k: int) -> Tensor:
+        """(B, k) the best items for each interest, best first, without the first k of the shelf."""
+        return interests.lists(self.places, self.head.interests, k, self.shelf(k))
+
+    def ask(self, told: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The best k items for what somebody told, and their scores: the server's half of a query that it ranks."""
+        scores = self.places @ self.head.heard(told)
+        best = scores.topk(min(k, len(scores)))
+        return best.indices, best.values
+
+
+class AtHome(NamedTuple):
+    """What a device knows of somebody whom it ranks for."""
+
+    items: Sequence[str] = ()
+    """Ids of their items, oldest first."""
+    ratings: Sequence[float] | None = None
+    """Their rating of each."""
+    features: Mapping[str, object] = {}
+    now: Mapping[str, object] = {}
+    """The circumstances in which they ask."""
+    local: Tree | None = None
+    """The private state of a device that trained; its rows are numbered as items are. None: it never trained."""
+
+
+class Ranked(NamedTuple):
+    """The best items of a part that a person does not have, by id, with their scores; and notes."""
+
+    items: list[tuple[str, float]]
+    notes: tuple[str, ...] = ()
+
+
+class _Home(NamedTuple):
+    """A part and a person as the method reads them."""
+
+    shared: Tree
+    local: Tree
+    data: Data
+    notes: tuple[str, ...]
+
+
+def rank(head: Head, part: Part, person: AtHome, k: int) -> Ranked:
+    """The best k items of a part for somebody, as their device computes them.
+
+    Their own items count as far as their rows are in the part. Somebody who never trained adapts first, as a newcomer
+    does.
+    """
+    home = _home(head, part, person)
+    scores = head.method.score(home.shared, home.local, home.data, torch.arange(len(part))).clone()
+    scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    scores[home.data.items[home.data.valid]] = -torch.inf
+    best = torch.topk(scores, min(k, len(scores)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return Ranked([(part.ids[place], score) for place, score in pairs if score > -torch.inf], home.notes)
+
+
+def interest_of(head: Head, part: Part, person: AtHome) -> Tensor:
+    """(r,) where somebody looks, as `Head.tell` takes it; zeros if they have none of the part's items."""
+    home = _home(head, part, person)
+    if not bool(home.data.valid.any()):
+        return torch.zeros(head.size)
+    interest = head.serving.interest(head.method, home.shared, home.local, home.data)
+    return interest.detach().float()
+
+
+def _home(head: Head, part: Part, person: AtHome) -> _Home:
+    if part.model != head.digest:
+        raise HomebodyError("These rows are of another model: fetch the model again, and then its rows.")
+    method, serving, notes = head.method, head.serving, list[str]()
+    shared = serving.joined(head.shared, part.rows, part.whole)
+    place = {item: number for number, item in enumerate(part.ids)}
+    kept = [number for number, item in enumerate(person.items) if item in place]
+    if missing := len(person.items) - len(kept):
+        items = "item" if missing == 1 else "items"
+        notes.append(f"{missing:,} of their {items} had no rows here and did not count.")
+    own = torch.tensor([place[person.items[number]] for number in kept], dtype=torch.int64)
+    catalogue = head.catalogue(part)
+    ratings = None
+    if person.ratings is not None:
+        ratings = torch.tensor([float(person.ratings[number]) for number in kept], dtype=torch.float32)
+    codes = head.codes
+    features, of_features = _encoded(codes.get("people", {}), person.features)
+    now, of_now = _encoded(codes.get("contexts", {}), person.now)
+    real = torch.ones(len(own), dtype=torch.bool)
+    if not len(own):  # there is always an entry, real or not
+        own, real, ratings = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.bool), torch.zeros(1)
+    around = {name: torch.from_numpy(code.unknown(len(own))) for name, code in codes.get("contexts", {}).items()}
+    data = Data(own, real, torch.unique(own[real]), catalogue, features, around, ratings, now if person.now else {})
+    local = None if person.local is None else renumbered(person.local, part.items)
+    trained = local is not None
+    if local is None:
+        local = method.init_local(shared, Rng.of(0, "home"))
+    adapts = (method.scoring.adapts and not trained) or method.scoring.parameters == "adapted"
+    if adapts and kept:
+        batch = method.prepare(data, Rng.of(0, "adapt"))
+        stacked = torch.utils._pytree.tree_map(lambda leaf: leaf[None], (local, batch))
+        adapted = adapt_many(method, shared, *stacked)
+        local = torch.utils._pytree.tree_map(lambda leaf: leaf[0], adapted)
+    return _Home(shared, local, data, (*notes, *of_features, *of_now))
+
+
+def _encoded(codes: Mapping[str, Code], said: Mapping[str, object]) -> tuple[dict[str, Tensor], list[str]]:
+    found, notes = {}, []
+    for name, code in codes.items():
+        try:
+            number, note = code.of(name, said.get(name))
+        except HomebodyError as error:
+            number, note = code.unknown(), f"{error} It counts as unknown."
+        found[name] = torch.from_numpy(np.asarray(number))
+        notes += [note] if note else []
+    return found, notes
+
+
+def _column(code: Code) -> Column:
+    return Column(torch.from_numpy(code.unknown(0)), code.size, code.kind, code.text)
+
+
+_UNITS = {"people": "users", "items": "items", "contexts": "contexts"}
+
+
+def _needed(
+    serving: Serving, method: Method, catalogue: Catalogue, codes: Mapping[str, Mapping[str, Code]]
+) -> dict[str, dict[str, Code]]:
+    """The codes of the features that ranking reads."""
+    taken = (*method.needs, *method.uses)
+    whose = {
+        "people": method.takes_in(catalogue),
+        "contexts": method.takes_in(catalogue) if "contexts" in taken else (),
+        "items": tuple(codes.get("items", {})) if serving.features else (),
+    }
+    return {
+        kind: {name: code for name, code in codes.get(kind, {}).items() if name in names}
+        for kind, names in whose.items()
+    }
