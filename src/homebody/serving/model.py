@@ -194,6 +194,8 @@ class Served:
     """Names for display, by id."""
     version: int = 1
     """Of the catalogue."""
+    codes: Mapping[str, Code] = field(default_factory=dict)
+    """How the items' features are written in numbers, also of those that only the server reads, such as texts."""
 
     @classmethod
     def of(
@@ -245,7 +247,8 @@ class Served:
             places.shape[1],
             _needed(serving, method, catalogue, codes or {}),
         )
-        return cls(head, shared, catalogue, tuple(ids), places, order, names or {})
+        known = (codes or {}).get("items", {})
+        return cls(head, shared, catalogue, tuple(ids), places, order, names or {}, codes=known)
 
     @classmethod
     def from_run(cls, path: Path, query: Query | None = None, *, trust_code: bool = False) -> Served:

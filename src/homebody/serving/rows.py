@@ -6,6 +6,7 @@ A row is scaled so that its largest number is ±127. So no number is off by more
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,8 +33,10 @@ def quantised(table: Tensor) -> tuple[Tensor, Tensor]:
     >>> rows, scale = quantised(torch.tensor([[0.5, -1.0], [0.0, 0.0]]))
     >>> rows.tolist(), (scale * 127).tolist()
     ([[64, -127], [0, 0]], [1.0, 0.0])
+    >>> [len(none) for none in quantised(torch.zeros(0, 2))]
+    [0, 0]
     """
-    rows = table.reshape(len(table), -1).to(torch.float32).nan_to_num(posinf=0.0, neginf=0.0)
+    rows = table.reshape(len(table), math.prod(table.shape[1:])).to(torch.float32).nan_to_num(posinf=0.0, neginf=0.0)
     scale = rows.abs().amax(1) / STEPS if rows.shape[1] else rows.new_zeros(len(rows))
     steps = (rows / scale.clamp(min=1e-38)[:, None]).round().clamp(-STEPS, STEPS).to(torch.int8)
     return steps.reshape(table.shape), scale
