@@ -205,6 +205,21 @@ def test_rows_of_another_model_are_refused() -> None:
         join(one.rows(), other.rows())
 
 
+def test_another_training_or_another_catalogue_is_another_model() -> None:
+    one = served("fedmf")
+    about = ("fedmf", FIELDS["fedmf"])
+    again = Served.of(*about, one.shared, one.catalogue, None, ids=one.ids, codes=one.head.codes)
+    assert again.digest == one.digest
+    longer = {**one.shared, "item": one.shared["item"] * 1.5}
+    others = [
+        Served.of(*about, longer, one.catalogue, None, ids=one.ids),
+        Served.of(*about, one.shared, one.catalogue, None, ids=one.ids[::-1]),
+        Served.of(*about, one.shared, one.catalogue, None, ids=one.ids, run="devices"),
+    ]
+    assert len({one.digest, *(other.digest for other in others)}) == 4
+    assert Head.read(others[-1].head.content).run == "devices"
+
+
 def test_a_model_or_part_that_was_changed_on_the_way_is_malformed() -> None:
     model = served("fedials", "choice:epsilon=5,interests=4")
     header, parts = decode_letter(model.head.content)

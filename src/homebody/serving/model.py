@@ -6,6 +6,7 @@ what a device needs beside rows, and `Part` the rows of some items. `rank` is th
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,10 @@ class Head:
     """r, the numbers of an interest; 0: the method has none."""
     codes: Mapping[str, Mapping[str, Code]] = field(default_factory=dict)
     """How the features of people, items and contexts are encoded."""
+    rows: str = ""
+    """A digest of the items and rows that came with the model: those of another training do not go with it."""
+    run: str = ""
+    """The run over devices that it comes from, whose private states go with it; empty: none."""
 
     @cached_property
     def method(self) -> Method:
@@ -138,6 +143,8 @@ class Head:
             "query": None if self.query is None else str(self.query),
             "size": self.size,
             "own_basis": self.own_basis,
+            "rows": self.rows,
+            "run": self.run,
         }
         codes = {whose: {name: code.to_json() for name, code in known.items()} for whose, known in self.codes.items()}
         parts = {
@@ -164,9 +171,8 @@ class Head:
             }
             shared, lying = wire.decode_tree(parts["shared"]), wire.decode_tree(parts["interests"])
             name, fields, size = str(header["method"]), dict(header["fields"]), int(header["size"])
-            head = cls(
-                name, fields, shared, lying["interests"], lying["levels"], bool(header["own_basis"]), query, size, codes
-            )
+            own, rows, run = bool(header["own_basis"]), str(header["rows"]), str(header["run"])
+            head = cls(name, fields, shared, lying["interests"], lying["levels"], own, query, size, codes, rows, run)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise wire.Malformed("The model is not as it should be.") from error
         bad = head.interests.dim() != 2 or head.levels.shape != head.interests.shape[:1]
@@ -209,8 +215,9 @@ class Served:
         ids: Sequence[str],
         names: Mapping[str, str] | None = None,
         codes: Mapping[str, Mapping[str, Code]] | None = None,
+        run: str = "",
     ) -> Served:
-        """From the shared parameters of a method with these fields."""
+        """From the shared parameters of a method with these fields. run: of devices, if it is of one."""
         if name not in METHODS:
             raise HomebodyError(f"Devices run methods that come with Homebody alone, so {name} is not served.")
         method = acting(build(name, fields))
@@ -246,6 +253,8 @@ class Served:
             query,
             places.shape[1],
             _needed(serving, method, catalogue, codes or {}),
+            _digest(ids, serving.rows(method, shared, torch.arange(catalogue.n_items))),
+            run,
         )
         known = (codes or {}).get("items", {})
         return cls(head, shared, catalogue, tuple(ids), places, order, names or {}, codes=known)
@@ -418,6 +427,11 @@ def _encoded(codes: Mapping[str, Code], said: Mapping[str, object]) -> tuple[dic
         found[name] = torch.from_numpy(np.asarray(number))
         notes += [note] if note else []
     return found, notes
+
+
+def _digest(ids: Sequence[str], tables: Tree) -> str:
+    digests = [hashlib.sha256(value.contiguous().numpy()).digest() for _, value in sorted(tables.items())]
+    return wire.digest(b"".join([json.dumps(list(ids)).encode(), *digests]))
 
 
 def _column(code: Code) -> Column:
