@@ -25,6 +25,7 @@ from homebody.cli import (
     recommend,
     reproduce,
     run,
+    serve,
     server,
     tune,
     view,
@@ -60,7 +61,7 @@ for command in (run.run, run.compare, leaderboard.leaderboard, tune.tune, reprod
     app.command()(command)
 for command in (run.show, inspect.inspect, audit.audit, recommend.recommend):
     app.command()(command)
-for group in (data, account, server, client, view, proxy, keys):
+for group in (data, account, server, client, view, proxy, serve, keys):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 

@@ -39,6 +39,7 @@ except ImportError as error:
     raise HomebodyError("Serving over HTTP needs the extra: pip install 'homebody[serve]'.") from error
 
 __all__ = [
+    "Gone",
     "Limits",
     "PlainTextResponse",
     "Refusal",
@@ -56,6 +57,7 @@ __all__ = [
     "opened_envelope",
     "proved",
     "read_body",
+    "refusal",
     "refusals",
     "serve",
     "server",
@@ -148,19 +150,25 @@ async def _drained(request: Request) -> bool:
     return True
 
 
+async def refusal(request: Request, error: Refusal, counted: Callable[[str], None]) -> Response:
+    """The answer to a request that is refused, once the rest of its body is read."""
+    counted(error.reason)
+    headers = {} if await _drained(request) else {"connection": "close"}
+    if error.retry_after is not None:
+        headers["retry_after"] = str(error.retry_after)
+    return answer(error.status, error.said, **headers)
+
+
 def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
     """Answer each `Refusal` of an app, and each unknown route, as JSON; `counted` receives the reason."""
 
     async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException):
-            sentence = "There is nothing here by this name." if error.status_code == 404 else str(error.detail)
+            said = {404: "There is nothing here by this name.", 405: "This is not done here by that method."}
+            sentence = said.get(error.status_code, f"{error.detail}.")
             error = Refusal(error.status_code, "no such request", sentence)
         assert isinstance(error, Refusal)
-        counted(error.reason)
-        headers = {} if await _drained(request) else {"connection": "close"}
-        if error.retry_after is not None:
-            headers["retry_after"] = str(error.retry_after)
-        return answer(error.status, error.said, **headers)
+        return await refusal(request, error, counted)
 
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=400)  # nobody reads it
