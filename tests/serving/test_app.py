@@ -85,9 +85,7 @@ class TestWhatDevicesFetch:
     def test_a_table_that_is_too_large_is_refused(self, served: Serve) -> None:
         here = served(films(), table_bytes=1000)
         assert here.client.model().ways == ("shelf", "query")
-        with pytest.raises(
-            RefusedRequest, match=r"about 1\d,\d{3} bytes, and 1,000 are sent: take the shelf"
-        ):
+        with pytest.raises(RefusedRequest, match=r"about 1\d,\d{3} bytes, and 1,000 are sent: take the shelf"):
             here.client.table()
 
     def test_answers_may_be_kept_and_come_anew_once_they_changed(self, served: Serve) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer
 
-from homebody.cli import options
+from homebody.cli import options, serve_measure
 from homebody.cli.options import Json, TrustCode
 from homebody.errors import several
 from homebody.serving.settings import ServiceSettings
@@ -20,6 +20,7 @@ app = Typer(
 )
 items = Typer(help="Add and remove items of a service, also while it runs.", no_args_is_help=True)
 token = Typer(help="Give and take away tokens of a service.", no_args_is_help=True)
+app.command()(serve_measure.measure)
 app.add_typer(items, name="items")
 app.add_typer(token, name="token")
 

@@ -242,8 +242,9 @@ def _as_nobody(method: Any, shared: Tree, catalogue: Catalogue) -> Tensor:
 
 
 def _own_basis(method: Any, shared: Tree) -> tuple[Tensor, Tensor] | None:
-    """The basis vectors of a PrivateRec, by which it was trained."""
-    basis = shared["basis"]
+    """The basis vectors of a PrivateRec, as long as makes a fit what the method takes for one."""
+    scale = 1.0 if method.chooses else method.sharpness * method.d**-0.5
+    basis = scale * shared["basis"]
     return basis, shared.get("level", torch.zeros_like(basis[:, 0]))
 
 

@@ -33,6 +33,7 @@ from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.serving import interests
 from homebody.serving.rows import Part
+from homebody.simulation import Simulator
 
 __all__ = ["AtHome", "Head", "Ranked", "Served", "interest_of", "rank"]
 
@@ -225,10 +226,6 @@ class Served:
         with torch.no_grad():
             shared = indexed(method, {part: value.cpu() for part, value in shared.items()}, catalogue)
             check(method, shared, catalogue)
-            if query is not None and "query" not in serving.ways:
-                raise HomebodyError(
-                    f"{name} is served by {' or '.join(serving.ways)} alone, which need no query: leave out --query."
-                )
             order = torch.arange(catalogue.n_items)
             places = torch.zeros(catalogue.n_items, 0)
             if "shelf" in serving.ways:
@@ -236,28 +233,30 @@ class Served:
                 order = common.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
             if "query" in serving.ways:
                 places = serving.places(method, shared, catalogue).float()
-            lying, levels, own = places[:0], torch.zeros(0), False
-            if query is not None and query.count:
-                if (basis := serving.basis(method, shared)) is not None:
-                    (lying, levels), own = basis, True
-                else:
-                    lying = interests.of_catalogue(places, order, query.count)
-                    levels = torch.zeros(len(lying))
-        head = Head(
-            name,
-            dict(fields),
-            serving.common_part(method, shared),
-            lying,
-            levels,
-            own,
-            query,
-            places.shape[1],
-            _needed(serving, method, catalogue, codes or {}),
-            _digest(ids, serving.rows(method, shared, torch.arange(catalogue.n_items))),
-            run,
-        )
+        needed = _needed(serving, method, catalogue, codes or {})
+        common_part = serving.common_part(method, shared)
+        rows = _digest(ids, serving.rows(method, shared, torch.arange(catalogue.n_items)))
+        blank = places[:0], torch.zeros(0), False
+        head = Head(name, dict(fields), common_part, *blank, None, places.shape[1], needed, rows, run)
         known = (codes or {}).get("items", {})
-        return cls(head, shared, catalogue, tuple(ids), places, order, names or {}, codes=known)
+        model = cls(head, shared, catalogue, tuple(ids), places, order, names or {}, codes=known)
+        return model if query is None else model.asking(query)
+
+    def asking(self, query: Query) -> Served:
+        """The same model, with this query."""
+        head, serving = self.head, self.head.serving
+        if "query" not in serving.ways:
+            ways = " or ".join(serving.ways)
+            raise HomebodyError(f"{head.name} is served by {ways} alone, which need no query: leave out --query.")
+        lying, levels, own = self.places[:0], torch.zeros(0), False
+        if query.count:
+            basis = serving.basis(self.method, self.shared)
+            if basis is not None and query.interests in (None, len(basis[0])):
+                (lying, levels), own = basis, True
+            else:
+                lying = interests.of_catalogue(self.places, self.order, query.count)
+                levels = torch.zeros(len(lying))
+        return replace(self, head=replace(head, query=query, interests=lying, levels=levels, own_basis=own))
 
     @classmethod
     def from_run(cls, path: Path, query: Query | None = None, *, trust_code: bool = False) -> Served:
@@ -284,11 +283,16 @@ class Served:
         ids: Sequence[str],
         names: Mapping[str, str] | None = None,
     ) -> Served:
-        """From a fitted model of a simulation."""
-        encoded = fitted.runtime.split.encoded  # type: ignore[attr-defined]
-        codes = {whose: dict(encoded[unit].codes) for whose, unit in _UNITS.items()}
-        catalogue = fitted.runtime.catalogue
-        return cls.of(name, fields, fitted.shared, catalogue, query, ids=ids, names=names, codes=codes)
+        """From a fitted model of a simulation.
+
+        Where devices rank from the parameters that they trained from, those that most of them trained from are served.
+        """
+        runtime, shared = fitted.runtime, fitted.shared
+        assert isinstance(runtime, Simulator)
+        codes = {whose: dict(runtime.split.encoded[unit].codes) for whose, unit in _UNITS.items()}
+        if fitted.method.scoring.parameters == "base":
+            shared = runtime.common_base(shared)
+        return cls.of(name, fields, shared, runtime.catalogue, query, ids=ids, names=names, codes=codes)
 
     @property
     def method(self) -> Method:

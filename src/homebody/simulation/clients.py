@@ -283,6 +283,11 @@ class Clients:
         in_use = set(np.unique(self._base_step).tolist())
         self._bases = {number: tree for number, tree in self._bases.items() if number in in_use}
 
+    def common_base(self, shared: Tree) -> Tree:
+        """The shared parameters that most clients rank from, where each ranks from those that it trained from."""
+        steps, often = np.unique(self._base_step[self._base_step >= 0], return_counts=True)
+        return self._bases.get(int(steps[often.argmax()]), shared) if len(steps) else shared
+
     def share_with(self, other: Clients) -> None:
         """Let another simulator work for the same clients, with the same states and caches, instead of its own.
 
