@@ -183,7 +183,7 @@ def test_a_life_of_a_history(device: Path, tmp_path: Path) -> None:
     noted = answered("append", device, "ann", "persuasion", "--time", "2024-01-01", "--rating", "4.5")
     assert noted == {"item": "persuasion", "time": 1704067200, "rating": 4.5}
     assert "emma noted for bob" in said("append", device, "bob", "emma")
-    assert answered("delete", device, "ann", "emma") == {"deleted": 1}
+    assert answered("delete", device, "ann", "emma") == {"deleted": 1, "impressions": 0}
     assert said("delete", device, "zoe", "--all", "--before", "3") == "2 interactions deleted.\n"
     assert answered("export", device, tmp_path / "ann.csv", "--person", "ann")["rows"] == 2
     assert (tmp_path / "ann.csv").read_text() == (

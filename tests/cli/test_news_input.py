@@ -233,10 +233,30 @@ def test_data_without_impressions(refused: Refused, method: str) -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["privaterec", "fedrec", "dp-fedrec"])
-def test_real_devices_refuse_them(here: Path, refused: Refused, method: str) -> None:
-    said = refused("server", "init", "server", "--method", method, "--items", "news.csv")
-    assert said == f"{method} needs impressions, which devices do not hold yet."
+DEVICES = ["server", "init", "server", "--items", "news.csv", "--evaluate-every", "0", "--method"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["privaterec"], "reads the text 'title' of news as a sequence of words, and these items have it without"),
+        (["privaterec", "--kind", "title=sequence"], "only their words are known here: choose another encoder."),
+        (["privaterec", "--kind", "titel=sequence"], "There is no column of news.csv 'titel'; did you mean 'title'?"),
+        (["privaterec", "--kind", "title=words"], "There is no kind of feature 'words'"),
+        (["fedmf", "--kind", "title"], "--kind"),
+    ],
+)
+def test_what_real_devices_cannot_read(here: Path, refused: Refused, arguments: list[str], said: str) -> None:
+    assert said in refused(*DEVICES, *arguments)
+    assert not (here / "server").exists()
+
+
+def test_real_devices_do_not_measure_clicks(here: Path, refused: Refused) -> None:
+    said = refused("server", "init", "server", "--method", "dp-fedrec", "--items", "news.csv")
+    assert said == (
+        "Devices do not measure what people click among what they are shown, which dp-fedrec predicts: "
+        "give --evaluate-every 0."
+    )
     assert not (here / "server").exists()
 
 

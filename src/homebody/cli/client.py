@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
-from homebody.cli import client_roster, client_views, options
+from homebody.cli import client_impressions, client_roster, client_views, options
 from homebody.cli.client_roster import Dir
 from homebody.errors import HomebodyError, several
 from homebody.federation.secure_sum import FEWEST
@@ -22,6 +22,7 @@ __all__ = ["app"]
 
 app = Typer(help="Run a device; its people's histories stay on it.", no_args_is_help=True)
 app.add_typer(client_views.app, name="views")
+app.add_typer(client_impressions.app, name="impressions")
 
 Name = Annotated[str, Argument(help="The person, by name.")]
 
@@ -160,16 +161,19 @@ def delete(
     before: Annotated[str | None, Option(help="Only what is older than this time.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Delete a person's interactions with an item, or all of them."""
+    """Delete a person's interactions with an item, or all of them, and the impressions in which it was clicked."""
     from homebody.federation.device.history import read_time
 
     with _home(folder) as home:
+        shown = len(home.impressions.of(person))
         count = home.history.delete(person, item, all=everything, before=None if before is None else read_time(before))
+        shown -= len(home.impressions.of(person))
         learnt = home.models.has_states(person)
-    text = f"{several(count, 'interaction')} deleted."
+    and_shown = f", and {several(shown, 'impression')}" if shown else ""
+    text = f"{several(count, 'interaction')} deleted{and_shown}."
     if learnt:
         text += f" What the private state learnt from them stays until `homebody client opt-out {folder} {person}`."
-    options.answer({"deleted": count}, as_json, text)
+    options.answer({"deleted": count, "impressions": shown}, as_json, text)
 
 
 @app.command()
@@ -299,6 +303,7 @@ def recommend(
 
     with _home(folder) as home, asking(home, socket, warn) as apps:
         best = ranked(home, home.people.find(person), k, apps)
+        home.impressions.show(person, [item.item for item in best], "device")
     ranking = {"person": person, "items": [item._asdict() for item in best]}
     options.answer(ranking, as_json, lambda: options.show(options.ranking(f"For {person}", best)))
 
@@ -389,8 +394,11 @@ def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
 
 
 def _people(home: Home) -> list[dict[str, Any]]:
-    lengths = home.history.lengths()
-    return [{**member._asdict(), "interactions": lengths[member.slot]} for member in home.people.all()]
+    lengths, shown = home.history.lengths(), home.impressions.lengths()
+    return [
+        {**member._asdict(), "interactions": lengths[member.slot], "impressions": shown[member.slot]}
+        for member in home.people.all()
+    ]
 
 
 def _print_people(rows: list[dict[str, Any]]) -> None:
@@ -400,11 +408,12 @@ def _print_people(rows: list[dict[str, Any]]) -> None:
 
     from rich.text import Text
 
-    headings = ("slot", "person", "interactions", "takes part")
-    table = options.table(headings, right=("slot", "interactions"), overflow="fold")
+    counted = ("interactions", "impressions") if any(row["impressions"] for row in rows) else ("interactions",)
+    table = options.table(("slot", "person", *counted, "takes part"), right=("slot", *counted), overflow="fold")
     for row in rows:
-        name = Text(row["name"])  # never read as markup
-        table.add_row(str(row["slot"]), name, f"{row['interactions']:,}", "yes" if row["active"] else "no")
+        counts = (f"{row[heading]:,}" for heading in counted)
+        # A name is never read as markup.
+        table.add_row(str(row["slot"]), Text(row["name"]), *counts, "yes" if row["active"] else "no")
     options.show(table)
 
 

@@ -63,6 +63,14 @@ def init(
             "age=number:MEAN:SPREAD; repeat. A named dataset declares its own.",
         ),
     ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        Option(
+            "--kind",
+            help="How to take a column of --items: COLUMN=KIND, such as title=sequence for its words in their order; "
+            "repeat.",
+        ),
+    ] = None,
     views: Annotated[
         list[str] | None,
         Option("--view", help="A view that apps on devices hold, and the size of its vectors: taste=30; repeat."),
@@ -80,7 +88,8 @@ def init(
     recipe = Recipe(method, "devices", fields=parse_fields(method, settings or []), **typed)
     plan = ServerPlan(recipe, **given.values())
     authority = None if helper_ca is None else read_authority(helper_ca)
-    server = make(folder, plan, items, host or [], person_features or [], views or [], authority)
+    of_columns = options.pairs(kinds, "--kind")
+    server = make(folder, plan, items, host or [], person_features or [], views or [], authority, of_columns)
     lines = [f"A server for {method} is in {folder}; its catalogue has {several(server['items'], 'item')}."]
     if features := server.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())

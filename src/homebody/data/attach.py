@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,14 +16,15 @@ from homebody.data.published import rows_for
 from homebody.data.table import USUAL_NAMES, even_table, raw_table
 from homebody.errors import HomebodyError, refuse_unknown, several
 
-__all__ = ["attach", "attach_view", "id_column", "with_view"]
+__all__ = ["attach", "attach_view", "id_column", "impression_columns", "with_view"]
 
 Role = Literal["user", "item"]
 Say = Callable[[str], None]
 IMPRESSION_NAMES = {
     "impression": ("impression", "impressionid"),
+    **{role: USUAL_NAMES[role] for role in ("user", "item")},
     "clicked": ("clicked", "click"),
-    **{role: USUAL_NAMES[role] for role in ("user", "item", "time")},
+    "time": USUAL_NAMES["time"],
 }
 """The usual names of the columns of a file of impressions."""
 
@@ -241,7 +242,7 @@ def _with_shown_items(population: Population, described: Path, impressions: Path
     column: list[str] = []
 
     def choose(present: list[str]) -> list[str]:
-        column.append(_roles(impressions, present)["item"])
+        column.append(impression_columns(impressions, present)["item"])
         return column
 
     shown = FileColumn(raw_table(impressions, choose)[column[0]], "item", impressions).ids().cast(pl.String).unique()
@@ -276,7 +277,7 @@ def _attach_impressions(population: Population, path: Path, say: Say) -> Populat
     roles: dict[str, str] = {}
 
     def choose(present: list[str]) -> list[str]:
-        roles.update(_roles(path, present))
+        roles.update(impression_columns(path, present))
         return list(roles.values())
 
     table = raw_table(path, choose)
@@ -313,15 +314,17 @@ def _places(ids: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
     return asked.join(index, on="id", how="left", maintain_order="left")["place"]
 
 
-def _roles(path: Path, present: list[str]) -> dict[str, str]:
+def impression_columns(path: Path, present: list[str], optional: Sequence[str] = ("time",)) -> dict[str, str]:
+    """The columns of a file of impressions, by what they hold; refused where one is missing that is not optional."""
     roles = {}
+    *needed, last = (role for role in IMPRESSION_NAMES if role not in optional)
     for role, names in IMPRESSION_NAMES.items():
         name = single(path, role, usual(present, names), "rename all but one")
         if name is not None:
             roles[role] = name
-        elif role != "time":
+        elif role not in optional:
             raise HomebodyError(
-                f"{path} has no column '{role}': impressions need the columns impression, user, item and clicked, "
+                f"{path} has no column '{role}': impressions need the columns {', '.join(needed)} and {last}, "
                 f"and its columns are {listed(present)}."
             )
     return roles

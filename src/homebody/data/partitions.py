@@ -124,7 +124,8 @@ def leave_one_out(
 
 
 def everything(population: Population, *, seed: int = 0) -> Split:
-    """A split that holds nothing out: what a device trains on when it does not measure itself.
+    """A split that holds nothing out, no interaction and no impression: what a device trains on when it does not
+    measure itself.
 
     >>> toy = Population("toy", np.array([0, 3]), np.array([2, 0, 2], dtype=np.int32), n_items=4)
     >>> everything(toy).part(0, "train").tolist(), everything(toy).asked().tolist()
@@ -133,6 +134,10 @@ def everything(population: Population, *, seed: int = 0) -> Split:
     kept, notes = _kept(population, "strict", "latest", seed)
     none = np.zeros(len(kept.lengths), dtype=np.int64)
     parts = _by_count(kept, none, none, kept.everyone, tuple(notes))
+    if population.impressions is not None:
+        _, usable, _ = _askable(kept)
+        nothing: Longs = usable[:0]
+        parts = parts._replace(shown={"train": usable, "valid": nothing, "test": nothing}, before=_before(kept))
     return Split(population, "everything", "strict", "latest", seed, 1, **parts._asdict())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from types import GenericAlias
 from typing import Any, get_origin, get_type_hints
@@ -288,13 +288,18 @@ def asks(header: Mapping[str, Any]) -> str:
 
 
 def acting(described: Mapping[str, Any], phase: str) -> Method:
-    """The method that a description names, in one of its phases; only methods that are installed here."""
+    """The method that a description names, in one of its phases; only methods that are installed here.
+
+    Word vectors come with the shared parameters: a device fetches none, and reads no file that a server names.
+    """
     name = described["method"]
     if ":" in name or "/" in name or "." in name:
         raise HomebodyError(f"A server may name methods that come with Homebody, not '{name[:60]}'.")
     if name not in METHODS:  # nor one of another package that is installed here
         raise unknown_name("method", name[:60], METHODS)
     built = build(name, described["fields"], described["stages"])
+    if hasattr(built, "words"):
+        built = replace(built, words="random")  # type: ignore[type-var]
     if not isinstance(built, Method):
         raise HomebodyError(f"{name} collects raw data: no device takes part in that.")
     current = next((each for each in built.phases if each.name == phase), None)

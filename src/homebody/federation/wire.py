@@ -20,6 +20,7 @@ from torch import Tensor
 
 from homebody.core import Catalogue, Data, Method, Rows, Tree
 from homebody.errors import HomebodyError
+from homebody.privacy import Stage
 from homebody.rng import Rng
 
 __all__ = [
@@ -278,7 +279,8 @@ def refuse_unfit(method: Method, *, proxied: bool = False, helped: bool = False)
     """Refuse a channel that devices cannot keep: by the server, and by every device for itself. What such a stage
     promises would be charged, and not kept. proxied: there is a proxy to shuffle reports. helped: there is a helper to
     open secure sums."""
-    if method.uplink.reads:
+    reader = method.uplink.facts.reader
+    if reader is not None and type(reader).admits is Stage.admits:
         raise HomebodyError(
             f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "
             "run it in a simulation."

@@ -92,7 +92,7 @@ class FedRec(Method):
     )
 
     needs: ClassVar[tuple[str, ...]] = ("impressions",)
-    uses: ClassVar[tuple[str, ...]] = ("item features",)
+    uses: ClassVar[tuple[str, ...]] = ("item features", "texts")
     about: ClassVar[About] = About(
         title="news recommendation on gradients of clicks in impressions",
         paper="Qi et al., Privacy-Preserving News Recommendation Model Learning, Findings of EMNLP 2020",

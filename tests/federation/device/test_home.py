@@ -122,7 +122,8 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
     database = sqlite3.connect(home.store.file)
     database.executescript(
         "ALTER TABLE mark DROP COLUMN reports; DROP TABLE message; DELETE FROM setting WHERE name = 'proxy'; "
-        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; DROP TABLE secure_sum; PRAGMA user_version = 1;"
+        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; DROP TABLE secure_sum; DROP TABLE impression; "
+        "PRAGMA user_version = 1;"
     )
     database.close()
     for _ in range(2):
@@ -138,7 +139,7 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
 def test_a_home_without_views_is_brought_forward(home: Home) -> None:
     home.close()
     database = sqlite3.connect(home.store.file)
-    database.executescript("DROP TABLE view; DROP TABLE secure_sum; PRAGMA user_version = 3;")
+    database.executescript("DROP TABLE view; DROP TABLE secure_sum; DROP TABLE impression; PRAGMA user_version = 3;")
     database.close()
     with Home(home.path) as again:
         assert again.views.all() == []
@@ -152,7 +153,8 @@ def test_a_home_without_profiles_is_brought_forward(home: Home) -> None:
     home.close()
     database = sqlite3.connect(home.store.file)
     database.executescript(
-        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; DROP TABLE secure_sum; PRAGMA user_version = 2;"
+        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; DROP TABLE secure_sum; DROP TABLE impression; "
+        "PRAGMA user_version = 2;"
     )
     database.close()
     with Home(home.path) as again:
@@ -570,3 +572,16 @@ def test_a_home_is_opened_without_torch(home: Home) -> None:
         "home.history.export(sys.argv[2]); home.history.population(); home.close()\nprint('torch' in sys.modules)"
     )
     assert finished(script(text, home.path, home.path / "mine.csv")) == "[]\nFalse\n"
+
+
+def test_a_home_without_impressions_is_brought_forward(home: Home) -> None:
+    ann = home.people.add("ann")
+    home.close()
+    database = sqlite3.connect(home.store.file)
+    database.executescript("DROP TABLE impression; PRAGMA user_version = 5;")
+    database.close()
+    with Home(home.path) as again:
+        assert again.impressions.of(ann) == []
+        again.impressions.append(ann, ["emma", "ulysses"], ["emma"], time=5)
+    with Home(home.path) as again:
+        assert again.impressions.lengths() == {0: 1}

@@ -314,9 +314,9 @@ class Device:
             yield update
 
     def _describes(self, task: Task) -> bool:
-        """Whether the device has the features that the method needs: a greeting brings none."""
+        """Whether the device has the features that the method may need: a greeting brings none."""
         here = not task.features or self.home.items.schema(task.features) is not None
-        return here or not {"user features", "item features"} & {*task.acting.needs}
+        return here or not {"user features", "item features"} & {*task.acting.needs, *task.acting.uses}
 
     def _add_items(self, part: bytes) -> None:
         try:
@@ -511,7 +511,8 @@ class Device:
             about = (self.home.store.changes, task.n_items, task.described())
             if self._household is None or self._household[0] != about:
                 people = self.home.people.active()
-                household = Household.of(self.home, people, task.described(), task.n_items, task.longest)
+                described, learns = task.described(), task.acting
+                household = Household.of(self.home, people, described, task.n_items, task.longest, learns)
                 self._household = (about, household, people)
             _, household, people = self._household
             method, user = assignment.method, [person.slot for person in people].index(slot)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from homebody.data.population import Population
     from homebody.federation.device.history_files import HistoryRows
 
-__all__ = ["TIME_LIMIT", "History", "Imported", "Interaction", "read_time"]
+__all__ = ["NAME_LIMIT", "TIME_LIMIT", "History", "Imported", "Interaction", "chosen_users", "finite", "read_time"]
 
 TIME_LIMIT = 2**62
 """The largest time, in either direction from 0: whole and fractional times share a column of 64 bits."""
@@ -33,6 +33,7 @@ _KNOWN = (
     "SELECT position, time, rating FROM interaction JOIN item ON item.id = interaction.item "
     "WHERE person = ? ORDER BY time, interaction.id"
 )
+_CLICKED = "? IN (SELECT value FROM json_each(clicked))"
 _UNKNOWN = (
     "SELECT item, COUNT(*) FROM interaction WHERE person = ? AND NOT EXISTS "
     "(SELECT 1 FROM item WHERE item.id = interaction.item) GROUP BY item"
@@ -95,7 +96,7 @@ class History:
         given = {"user": user_col, "item": item_col, "time": time_col, "rating": rating_col}
         path = Path(file)
         rows = read_rows(path, whose, given, item_limit=ITEM_LIMIT, name_limit=NAME_LIMIT)
-        names = [whose] if whose is not None else _chosen_users(path, rows, only)
+        names = [whose] if whose is not None else chosen_users(path, rows.users or (), only)
         with self._store.writing(data=True) as db:
             known = {member.name: member for member in self._people.all()}
             new = tuple(self._people.add(name) for name in names if name not in known)
@@ -109,12 +110,12 @@ class History:
     ) -> Interaction:
         """Add one interaction; it happened now, unless a time is given."""
         item = one_line(item, "An item id", ITEM_LIMIT)
-        when = int(clock.time()) if time is None else _finite(time, "A time", TIME_LIMIT)
-        new = Interaction(item, when, None if rating is None else float(_finite(rating, "A rating", RATING_LIMIT)))
+        when = int(clock.time()) if time is None else finite(time, "A time", TIME_LIMIT)
+        new = Interaction(item, when, None if rating is None else float(finite(rating, "A rating", RATING_LIMIT)))
         with self._store.writing(data=True) as db:
             person = self._people.find(who)
             if time is None:
-                self._refuse_other_unit(person)
+                self.refuse_other_unit(person)
             db.execute("INSERT INTO interaction (person, item, time, rating) VALUES (?, ?, ?, ?)", (person.slot, *new))
         return new
 
@@ -128,8 +129,9 @@ class History:
     ) -> int:
         """Delete a person's interactions with an item, or all of them; `before`: only older ones. Returns their number.
 
-        An interaction without a time is not older than any time. The deleted rows are overwritten in the file. What a
-        private state learnt from them stays until the person opts out.
+        The impressions in which the item was clicked go too, or all of them. An interaction without a time is not older
+        than any time. The deleted rows are overwritten in the file. What a private state learnt from them stays until
+        the person opts out.
         """
         if (item is None) != all:
             raise HomebodyError("Say what to delete: either an item, or --all.")
@@ -138,9 +140,10 @@ class History:
         if item is not None:
             where, values = f"{where} AND item = ?", [*values, one_line(item, "An item id", ITEM_LIMIT)]
         if before is not None:
-            where, values = f"{where} AND time < ?", [*values, _finite(before, "A time", TIME_LIMIT)]
+            where, values = f"{where} AND time < ?", [*values, finite(before, "A time", TIME_LIMIT)]
         with self._store.writing(data=True) as db:
             count = db.execute(f"DELETE FROM interaction WHERE {where}", values).rowcount
+            db.execute(f"DELETE FROM impression WHERE {where.replace('item = ?', _CLICKED)}", values)
         self._store.scrub()
         return count
 
@@ -155,6 +158,12 @@ class History:
         """A person's interactions, oldest first, ties in the order in which they came; those without a time first."""
         rows = self._store.read(f"{_INTERACTIONS} ORDER BY time, id", (self._people.find(who).slot,))
         return [Interaction(*row) for row in rows]
+
+    def times(self, who: Who, n_items: int, count: int) -> list[int | float | None]:
+        """The times of a person's last `count` interactions with the first items of the catalogue."""
+        rows = self._store.read(_KNOWN, (self._people.find(who).slot,))
+        times = [time for position, time, _ in rows if position < n_items]
+        return times[len(times) - count :]
 
     def lengths(self) -> dict[int, int]:
         """How many interactions each person has, by slot."""
@@ -228,7 +237,7 @@ class History:
                 fresh.append(row)
         return fresh, repeated, left_out
 
-    def _refuse_other_unit(self, person: Person) -> None:
+    def refuse_other_unit(self, person: Person) -> None:
         """Refuse to add the current second to a history whose times have another unit: it would be misplaced."""
         ((last,),) = self._store.read("SELECT MAX(time) FROM interaction WHERE person = ?", (person.slot,))
         if last is not None and last > clock.time() + DAY:
@@ -246,7 +255,7 @@ def read_time(text: str) -> int | float:
     """
     for read in (int, float, _seconds):
         try:
-            return _finite(read(text), "A time", TIME_LIMIT)
+            return finite(read(text), "A time", TIME_LIMIT)
         except ValueError:
             continue
     raise HomebodyError(f"A time must be a number or an ISO date, such as 2024-02-01T18:30, not '{text}'.")
@@ -259,12 +268,12 @@ def _seconds(text: str) -> int | float:
     return micro // 10**6 if micro % 10**6 == 0 else micro / 10**6
 
 
-def _finite(value: Any, what: str, most: float) -> int | float:
+def finite(value: Any, what: str, most: float) -> int | float:
     """A number from -most to most.
 
-    >>> _finite(3, "A time", 1e9), _finite(2.5, "A time", 1e9)
+    >>> finite(3, "A time", 1e9), finite(2.5, "A time", 1e9)
     (3, 2.5)
-    >>> _finite("noon", "A time", 1e9)
+    >>> finite("noon", "A time", 1e9)
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: A time must be a finite number, not 'noon'.
@@ -275,15 +284,14 @@ def _finite(value: Any, what: str, most: float) -> int | float:
     raise HomebodyError(f"{what} must be a finite number, not {value!r:.80}.")
 
 
-def _chosen_users(path: Path, rows: HistoryRows, only: Sequence[str]) -> list[str]:
-    """The users whose rows are imported, in the order in which they are added."""
-    assert rows.users is not None
-    users = dict.fromkeys(rows.users)
+def chosen_users(path: Path, found: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The users whose rows are imported, in the order in which they are added. found: the user of each row."""
+    users = dict.fromkeys(found)
     for name in only:
         if name not in users:
             if len(users) <= 20:
                 raise unknown_name(f"user in {path}", name, users)
-            first = rows.users[0]
+            first = found[0]
             raise HomebodyError(f"There is no user '{name}' in {path}; the first of {len(users):,} is '{first}'.")
     return list(dict.fromkeys(only)) if only else list(users)
 

@@ -1,4 +1,4 @@
-"""Histories in files: reads rows from CSV and Parquet, and writes CSV."""
+"""Histories and impressions in files: reads rows from CSV and Parquet, and writes CSV."""
 
 from __future__ import annotations
 
@@ -7,20 +7,35 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import polars as pl
 
+from homebody.data.attach import impression_columns
 from homebody.data.columns import FileColumn, listed, mark, unmark_all
 from homebody.data.table import choose_columns, raw_table
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import TIME_LIMIT
 from homebody.files import replacing
 
-__all__ = ["COLUMNS", "HistoryRows", "read_rows", "write_rows"]
+if TYPE_CHECKING:
+    from homebody.federation.device.impressions import Impression
+
+__all__ = [
+    "COLUMNS",
+    "SHOWN_COLUMNS",
+    "HistoryRows",
+    "ShownRow",
+    "read_impressions",
+    "read_rows",
+    "write_impressions",
+    "write_rows",
+]
 
 COLUMNS = ("user", "item", "time", "rating")
 """The column names of an export; an import also finds other usual names."""
+SHOWN_COLUMNS = ("impression", "user", "item", "clicked", "time")
+"""The same of impressions: a row for each item that was shown."""
 _NO_LINE = r"[\p{Cc}\x{2028}\x{2029}]"
 
 
@@ -32,6 +47,73 @@ class HistoryRows(NamedTuple):
     items: list[str]
     times: Sequence[int | float | None]
     ratings: Sequence[float | None]
+
+
+class ShownRow(NamedTuple):
+    """One impression of a file."""
+
+    user: str | None
+    """None where the file is about one person."""
+    shown: tuple[str, ...]
+    clicked: tuple[str, ...]
+    time: int | float
+
+
+def read_impressions(path: Path, person: str | None, *, item_limit: int, name_limit: int) -> list[ShownRow]:
+    """The impressions of a CSV or Parquet file, in its order. An item counts once in an impression, as clicked if once
+    clicked; the time of an impression is the first that its rows have."""
+    chosen: dict[str, str] = {}
+
+    def choose(present: list[str]) -> list[str]:
+        chosen.update(impression_columns(path, present, optional=() if person is None else ("user",)))
+        return list(chosen.values())
+
+    table = raw_table(path, choose)
+    if table.height == 0:
+        raise HomebodyError(f"{path} has no rows below its header, so there are no impressions.")
+    column = {role: FileColumn(table[name], role, path) for role, name in chosen.items()}
+    column["time"].refuse(column["time"].bare().is_null(), "a time in every row")
+    users = _texts(column["user"], name_limit) if "user" in column else pl.repeat("", table.height, eager=True)
+    if person is not None and users.n_unique() > 1:
+        raise HomebodyError(f"{path} holds {users.n_unique():,} users, not {person} alone: leave out --person.")
+    rows = pl.DataFrame(
+        {
+            "impression": _texts(column["impression"], name_limit),
+            "user": users,
+            "item": _texts(column["item"], item_limit),
+            "clicked": column["clicked"].flags(),
+            "time": pl.Series(_times(column["time"]), strict=False),
+        }
+    )
+    whole = ("impression", "user")
+    once = rows.group_by(*whole, "item", maintain_order=True).agg(pl.col("clicked").any(), pl.col("time").min())
+    lists = once.group_by(*whole, maintain_order=True).agg(
+        "item", pl.col("item").filter("clicked").alias("clicks"), pl.col("time").min()
+    )
+    twice = lists.filter(pl.col("impression").is_duplicated())
+    if twice.height:
+        raise HomebodyError(
+            f"The impression '{twice['impression'][0]}' of {path} belongs to several users: give each its own number."
+        )
+    return [
+        ShownRow(None if person is not None else user, tuple(items), tuple(clicks), time)
+        for _, user, items, clicks, time in lists.iter_rows()
+    ]
+
+
+def write_impressions(path: Path, some: Iterable[tuple[str, Impression]]) -> int:
+    """Write a CSV file of people's impressions, which only its owner can read; returns how many they are."""
+    count = 0
+
+    def rows() -> Iterable[tuple[object, ...]]:
+        nonlocal count
+        for user, one in some:
+            count += 1
+            clicks = set(one.clicked)
+            yield from ((count, mark(user), mark(item), int(item in clicks), one.time) for item in one.shown)
+
+    _write(path, SHOWN_COLUMNS, rows())
+    return count
 
 
 def read_rows(
@@ -72,13 +154,17 @@ def read_rows(
 
 def write_rows(path: Path, rows: Iterable[tuple[str, str, int | float | None, float | None]]) -> int:
     """Write a CSV file that only its owner can read, completely or not at all. Returns the number of rows."""
+    return _write(path, COLUMNS, ((mark(user), mark(item), *rest) for user, item, *rest in rows))
+
+
+def _write(path: Path, names: Sequence[str], rows: Iterable[tuple[object, ...]]) -> int:
     with replacing(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        writer.writerow(names)
         count = 0
-        for user, item, *rest in rows:
-            writer.writerow((mark(user), mark(item), *rest))
+        for row in rows:
+            writer.writerow(row)
             count += 1
         text.detach()  # flushes, and leaves the file open
     return count

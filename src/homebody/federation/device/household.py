@@ -20,6 +20,7 @@ from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise
 from homebody.federation import wire
 from homebody.federation.device.home import Home
+from homebody.federation.device.impressions import Ranked
 from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import Person
 from homebody.federation.schema import FeatureSchema
@@ -58,13 +59,18 @@ class Household(Clients):
         described: Mapping[str, Any],
         n_items: int,
         longest: int | None = None,
+        learns: Method | None = None,
     ) -> Self:
         """These people with their interactions with the first items of the catalogue.
 
         Where devices measure, the last two interactions of each person are held out. longest: only this many of a
-        person's latest interactions; None: all.
+        person's latest interactions; None: all. learns: the method that they are to train, which may read impressions.
         """
         population = home.history.population(people, n_items, longest)
+        if learns is not None and "impressions" in learns.needs:
+            # A message that names a list must not tell the server one that it does not know.
+            ranked: Ranked | None = "server" if learns.uplink.facts.names_lists else None
+            population = home.impressions.attached(population, people, ranked)
         numbers: npt.NDArray[np.int64] = np.array([described["first"] + person.slot for person in people])
         if described["measures"] and population.lengths.max(initial=0) >= LEAST:
             asked = {name: described[name] for name in ("protocol", "seed", "negatives")}

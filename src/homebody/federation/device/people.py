@@ -89,6 +89,7 @@ class People:
             db.execute("DELETE FROM secure_sum")  # and this, an update: without it the device helps to open no sum
             if delete_history:
                 db.execute("DELETE FROM interaction WHERE person = ?", (slot,))
+                db.execute("DELETE FROM impression WHERE person = ?", (slot,))
                 db.execute("DELETE FROM profile WHERE person = ?", (slot,))
         self._store.scrub()
         return self.find(slot)

@@ -5,6 +5,7 @@ earlier version made are brought forward when they are opened. The parts of a `H
 
     people.py     person, profile
     history.py    interaction
+    impressions.py  impression
     known_items.py  item, sheet
     models.py     shared, model, state
     outbox.py     begun, mark, answer, message
@@ -30,7 +31,7 @@ from homebody.files import holding, is_held
 
 __all__ = ["SCHEMA_VERSION", "HomeStore"]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 WRITE_TIMEOUT = 30.0
 """Seconds to wait for other processes that write."""
 PROBE_SECONDS = 0.5
@@ -78,11 +79,17 @@ _VIEW = (
     "nonsense INTEGER NOT NULL DEFAULT 0);"
 )
 _SECURE_SUM = "CREATE TABLE secure_sum (terms TEXT PRIMARY KEY, state BLOB NOT NULL);"
+_IMPRESSION = (
+    "CREATE TABLE impression (id INTEGER PRIMARY KEY AUTOINCREMENT, person INTEGER NOT NULL REFERENCES person, "
+    "time NOT NULL, ranked TEXT NOT NULL, shown TEXT NOT NULL, clicked TEXT NOT NULL);"
+)
+_OF_PERSON = "CREATE INDEX impression_of_person ON impression (person);"
 _MIGRATIONS = {
     1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGE),
     2: (_PROFILE, _SHEET),
     3: (_VIEW,),
     4: (_SECURE_SUM,),
+    5: (_IMPRESSION, _OF_PERSON),
 }
 """The statements that lead from each schema version to the next."""
 _PRAGMAS = (
@@ -131,7 +138,7 @@ class HomeStore:
             with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
-                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} {_VIEW} {_SECURE_SUM}"
+                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} {_VIEW} {_SECURE_SUM} {_IMPRESSION} {_OF_PERSON}"
                 database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
                 rows = [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()]
                 database.executemany("INSERT INTO setting VALUES (?, ?)", rows)

@@ -17,14 +17,14 @@ import polars as pl
 
 from homebody.core import Method
 from homebody.data.codes import Code
-from homebody.data.columns import FileColumn, listed, usual
+from homebody.data.columns import FileColumn, known_kinds, listed, usual
 from homebody.data.encode import Encoded, encode
 from homebody.data.population import Features
 from homebody.data.table import USUAL_NAMES
 from homebody.data.views import NAME
 from homebody.data.vocabularies import parse
 from homebody.database import Conflict, Database, connect
-from homebody.errors import HomebodyError, several
+from homebody.errors import HomebodyError, refuse_unknown, several
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.secure_sum.roster import Roster
 from homebody.federation.server.letters import resting
@@ -70,12 +70,13 @@ def make(
     people: Sequence[str] = (),
     views: Sequence[str] = (),
     helper_ca: bytes | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """A server's folder: whole, or not at all.
 
     people: which features people may have, as `person_code` reads them. views: NAME=SIZE of each view that the server
     has no data of, as `view_codes` reads them. helper_ca: the certificate of the authority that signed the helper's,
-    where the system does not know it.
+    where the system does not know it. kinds: those of columns of the file of items, where they are not as they look.
     """
     method = plan.method()
     if helper_ca is not None and not plan.helper:
@@ -84,7 +85,7 @@ def make(
         host = address.rpartition(":")[0].strip("[]")
         if not plan.tls and not is_loopback(host):
             raise HomebodyError(f"Other machines can reach {host}: leave out --no-tls.")
-    catalogue, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
+    catalogue, of_items, of_people = ([], None, None) if items is None else read_catalogue(items, kinds)
     schema = _schema(method, plan, of_items, of_people, people, views)
     if folder.exists() and not folder.is_dir():
         raise HomebodyError(f"{folder} is a file: a server gets a folder of its own.")
@@ -219,13 +220,20 @@ def person_code(text: str) -> tuple[str, Code]:
 
 
 def features_of_items(
-    path: Path, table: pl.DataFrame, others: Sequence[str], texts: Sequence[str] = ()
+    path: Path,
+    table: pl.DataFrame,
+    others: Sequence[str],
+    texts: Sequence[str] = (),
+    given: Mapping[str, str] | None = None,
 ) -> Features | None:
-    """The other columns of a file of items; texts: those that are texts, such as names, whatever they look like."""
+    """The other columns of a file of items; texts: those that are texts, such as names, whatever they look like, unless
+    their kind is given."""
     columns = [FileColumn(table[name], "item", path) for name in (*others, *texts)]
+    known = known_kinds(given or {})
+    refuse_unknown(f"column of {path}", known, [*others, *texts])
     kinds = {
         column.values.name: "text" if column.values.name in texts else column.guess_of_items() for column in columns
-    }
+    } | known
     values = {column.values.name: column.as_kind(kinds[column.values.name]) for column in columns}
     return Features(pl.DataFrame(values), kinds) if values else None
 
@@ -244,12 +252,16 @@ def read_items(source: str) -> list[tuple[str, str]]:
     return read_catalogue(source)[0]
 
 
-def read_catalogue(source: str) -> tuple[list[tuple[str, str]], Features | None, Features | None]:
+def read_catalogue(
+    source: str, kinds: Mapping[str, str] | None = None
+) -> tuple[list[tuple[str, str]], Features | None, Features | None]:
     """The same, with the items' features, a row for each id that is new; and of a dataset by name its people's."""
     path = Path(source)
     people = None
     if path.is_file():
-        rows, features = _items_of(path)
+        rows, features = _items_of(path, kinds)
+    elif kinds:
+        raise HomebodyError(f"{source} is no file: --kind is for the columns of a file of items.")
     else:
         from homebody.data import load
 
@@ -262,7 +274,7 @@ def read_catalogue(source: str) -> tuple[list[tuple[str, str]], Features | None,
     return items, None if features is None else features.rows(places), people
 
 
-def _items_of(path: Path) -> tuple[list[tuple[str, str]], Features | None]:
+def _items_of(path: Path, kinds: Mapping[str, str] | None = None) -> tuple[list[tuple[str, str]], Features | None]:
     try:
         parquet = path.suffix.lower() in (".parquet", ".pq")
         table = pl.read_parquet(path) if parquet else pl.read_csv(path, infer_schema=False)
@@ -288,7 +300,7 @@ def _items_of(path: Path) -> tuple[list[tuple[str, str]], Features | None]:
     texts = chosen["name"].cast(pl.String).fill_null("")
     others = [name for name in table.columns if name not in (ids[0], *names)]
     pairs = zip(identity.cast(pl.String).to_list(), texts.to_list() if names else [""] * len(texts), strict=True)
-    return list(pairs), features_of_items(path, table, others, names[:1])
+    return list(pairs), features_of_items(path, table, others, names[:1], kinds)
 
 
 def running(folder: Path) -> bool:

@@ -53,6 +53,7 @@ __all__ = [
     "TooFew",
     "bounds",
     "by_device",
+    "cleaning",
     "largest",
     "sent_by_devices",
 ]
@@ -118,12 +119,13 @@ class LetterRoute(Route):
     """Updates come back in the devices' own letters.
 
     wanted: the shape of each tensor of an update. within: the largest number, and the most rows. clean: what is done
-    to an update that passed these checks.
+    to an update that passed these checks. reads: adds messages, stacked, to the sums, where the server reads each.
     """
 
     wanted: Mapping[str, wire.Expected]
     within: tuple[float, int | None]
     clean: Callable[[Tree], Tree]
+    reads: Callable[[Tree, Tree], None] | None = None
 
     def talk(self, task: Task, users: list[int], needed: int) -> Generator[Ask, Answers, Summed]:
         """Updates are added in the order of people's numbers, in doubles, or exactly where they are whole steps of a
@@ -134,6 +136,10 @@ class LetterRoute(Route):
         if len(updates) < needed:
             raise TooFew(len(updates))
         sums: Tree = {}
+        if self.reads is not None:
+            each = [updates[number] for number in sorted(updates)]
+            self.reads({name: torch.stack([update[name] for update in each]) for name in self.wanted}, sums)
+            return Summed(sums, len(updates), 0, updates)
         for name, (shape, size, kind) in self.wanted.items():
             exact = torch.int64 if kind in STEPS else torch.float64
             sums[name] = torch.zeros(shape if size is None else (size, *shape), dtype=exact)
@@ -151,6 +157,20 @@ class LetterRoute(Route):
     def _read(self, part: bytes) -> Tree:
         """What one person sent, checked and cleaned: nothing that came from a device is used before."""
         return self.clean(wire.decode_update(part, self.wanted, *self.within))
+
+
+def cleaning(channel: Channel, n_items: int) -> Callable[[Tree], Tree]:
+    """What is done to an update of this channel that came in a letter: it is clipped once more, or refused."""
+    reader = channel.facts.reader
+    if reader is None:
+        return channel.bounded
+
+    def admitted(message: Tree) -> Tree:
+        if not reader.admits(message, n_items):
+            raise wire.Malformed("The message says what no device of this method says.")
+        return message
+
+    return admitted
 
 
 @dataclass

@@ -150,13 +150,18 @@ class ServerPlan:
         method = self.recipe.build()
         if not isinstance(method, Method):
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
-        held = ("user features", "item features")
+        held = ("user features", "item features", "impressions")
         if lacking := [need for need in method.needs if need not in held]:
             raise HomebodyError(f"{self.recipe.method} needs {lacking[0]}, which devices do not hold yet.")
         if method.scoring.predicts == "ratings":
             raise HomebodyError(
                 f"{self.recipe.method} would predict ratings, and devices measure rankings alone: leave out "
                 "--set output=explicit."
+            )
+        if "impressions" in method.needs and self.recipe.every(method):
+            raise HomebodyError(
+                f"Devices do not measure what people click among what they are shown, which {self.recipe.method} "
+                "predicts: give --evaluate-every 0."
             )
         method = self._among_enough(method)
         for phase in method.phases:
@@ -227,7 +232,8 @@ class ServerPlan:
         from homebody.data.splits import How, Protocol
         from homebody.federation.task import metric_names
 
-        recipe = self.recipe
+        recipe, measures = self.recipe, self.recipe.every(method)
+        chosen = ("metric to choose the round by", recipe.selects(), metric_names(recipe.measured()))
         if recipe.split != "leave-one-out":
             raise HomebodyError(f"Devices hold out their last two interactions: leave out the split '{recipe.split}'.")
         if recipe.public or any(phase.public for phase in method.phases):
@@ -240,7 +246,7 @@ class ServerPlan:
         for what, name, known in (
             ("protocol", recipe.protocol, get_args(Protocol)),
             ("way to hold out", recipe.held_out or "latest", get_args(How)),
-            ("metric to choose the round by", recipe.selects(), metric_names(recipe.measured())),
+            *([chosen] if measures else []),
         ):
             if name not in known:
                 raise unknown_name(what, name, known)

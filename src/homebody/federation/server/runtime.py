@@ -35,6 +35,7 @@ from homebody.federation.server.aggregate import (
     TooFew,
     bounds,
     by_device,
+    cleaning,
     largest,
 )
 from homebody.federation.server.helped import HelpedRoute
@@ -217,7 +218,10 @@ class Flower:
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted, within = wire.expected(method, shared, self.catalogue), bounds(method.uplink, self._plan.largest)
-        plain = LetterRoute(wanted, within, method.uplink.bounded)
+        channel = method.uplink
+        plain = LetterRoute(
+            wanted, within, cleaning(channel, self.catalogue.n_items), channel.read if channel.reads else None
+        )
         try:
             got = self._ask(method, shared, self._task("train", step, rng), cohort.users.tolist(), plain)
         except NothingLeft as error:
