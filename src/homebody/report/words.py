@@ -228,10 +228,10 @@ def behind_proxy(results: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def kilobytes(count: float) -> str:
     """
-    >>> kilobytes(56_445)
-    '56.4'
+    >>> kilobytes(56_445), kilobytes(24), kilobytes(0)
+    ('56.4', '0.024', '0.0')
     """
-    return f"{count / 1000:,.1f}"
+    return f"{count / 1000:.3f}" if 0 < count < 50 else f"{count / 1000:,.1f}"
 
 
 def duration(seconds: float) -> str:
