@@ -135,5 +135,7 @@ def test_the_command_prints_both_or_one_json_object(run: Path) -> None:
     assert "Nothing is told: ε = 0" in shown.output
     assert "gain: over the shelf with the same number of rows for everyone" in shown.output
     assert max(map(len, shown.output.splitlines())) <= 120
-    told = CliRunner().invoke(app, [*given, "--json"])
-    assert [row["way"] for row in json.loads(told.stdout)["ways"]] == ["device", "table", "shelf", "query"]
+    told = CliRunner().invoke(app, [*given, "--canaries", "500", "--json"])
+    rows = json.loads(told.stdout)["ways"]
+    assert [row["way"] for row in rows] == ["device", "table", "shelf", "query"]
+    assert 0.5 < rows[3]["epsilon_canaries"] <= rows[3]["epsilon"]

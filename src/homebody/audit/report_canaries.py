@@ -19,17 +19,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody.audit.impressions import click_likelihood, interest_likelihood
+from homebody.audit.queries import farthest
 from homebody.core import Cohort, Collected, Evaluated, Method, Tree, Update, Users
 from homebody.privacy import Channel, Relation
 from homebody.privacy.impressions import ImpressionReport
-from homebody.privacy.queries import Attention
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
 __all__ = ["WatchedReports", "opposites"]
-
-STRONG = 1e4
-"""An interest of this size leaves nothing for other places."""
 
 
 def opposites(stage: ImpressionReport) -> Tensor:
@@ -38,14 +35,7 @@ def opposites(stage: ImpressionReport) -> Tensor:
     >>> opposites(ImpressionReport(1.0, "attention", basis=4, theta=0.6)).tolist()
     [[10000.0, 10000.0, 0.0, 0.0], [0.0, 0.0, 10000.0, 10000.0]]
     """
-    first, other, query = 1, 2, stage.query
-    if isinstance(query, Attention) and query.noise == "laplace":
-        # Both may fill their places evenly, as far as θ and a sum of 1 allow.
-        sizes = [min(1.0, query.theta * places**0.5) for places in range(stage.basis + 1)]
-        first = max(range(1, stage.basis), key=lambda places: sizes[places] + sizes[stage.basis - places])
-        other = stage.basis
-    place = torch.arange(stage.basis)
-    return STRONG * torch.stack([place < first, (place >= first) & (place < other)]).float()
+    return farthest(stage.query)
 
 
 class WatchedReports(Simulator):

@@ -41,6 +41,9 @@ def measure(
             "its items count that are in its part.",
         ),
     ] = True,
+    canaries: Annotated[
+        int, Option(help="Made-up people who ask by each query: what they tell bounds its ε from below.", min=0)
+    ] = 0,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -68,6 +71,7 @@ def measure(
             rows=counts,
             seeds=seeds,
             own=own_rows,
+            canaries=canaries,
             step=lambda done, of: bar.update("", f"{done:,} of {of:,} people", completed=done, total=of),
         )
     finally:
@@ -105,7 +109,8 @@ def _print(result: dict[str, Any]) -> None:
     numbers = ["rows", *figures, "τ", "kB"]
     free = options.table(["way", *numbers], right=numbers, title="Nothing is told: ε = 0")
     first, *others = figures
-    costs = options.table(["", "query", "ε", "ε a month"], right=["ε", "ε a month"], title="Queries")
+    spent = ["ε", "ε a month", *(["shown"] if any("epsilon_canaries" in row for row in result["ways"]) else [])]
+    costs = options.table(["", "query", *spent], right=spent, title="Queries")
     numbers = ["rows", first, "ε = 0", "gain", "±", *others, "τ", "kB"]
     asked = options.table(["query", *numbers], right=numbers, title="With a query")
     labels: dict[str, str] = {}
@@ -118,7 +123,11 @@ def _print(result: dict[str, Any]) -> None:
             continue
         if query not in labels:
             labels[query] = str(len(labels) + 1)
-            costs.add_row(labels[query], query, f"{row['epsilon']:.4g}", f"{row['epsilon_month']:.4g}")
+            costs.add_row(
+                labels[query],
+                query,
+                *(f"{row[name]:.4g}" for name in ("epsilon", "epsilon_month", "epsilon_canaries") if name in row),
+            )
         gain = [f"{row['at_zero'][figures[first]]:.4f}", f"{row['gain']:+.4f}", f"{row['gain_deviation']:.4f}"]
         asked.add_row(labels[query], count, means[first], *gain, *(means[name] for name in others), *rest)
     beside = "who is ranked for without knowing anything" if news else "with the same number of rows for everyone"
@@ -126,6 +135,7 @@ def _print(result: dict[str, Any]) -> None:
         costs,
         asked,
         "ε: of one query, for a whole person; a month has 30.",
+        *(["shown: a lower bound on ε from canaries, with a confidence of 95 %."] if spent[2:] else []),
         f"gain: over {'somebody' if news else 'the shelf'} {beside}; ±: its deviation over {result['seeds']} draws.",
     ]
     options.show(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from homebody.audit.queries import bound
 from homebody.core import Method, Tree, Users
 from homebody.errors import HomebodyError
 from homebody.evaluation import Question
@@ -128,12 +129,14 @@ def measure(
     rows: Sequence[int] = (500,),
     seeds: int = 5,
     own: bool = True,
+    canaries: int = 0,
     trust_code: bool = False,
     step: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
     """The figures of each way to be served from a finished run: of each number of rows, and of each query.
 
-    own: whether a device has the rows of its own items. step: is told how many people are done, of how many.
+    own: whether a device has the rows of its own items. canaries: how many made-up people ask by each query, to bound
+    its ε from below. step: is told how many people are done, of how many.
     """
     from homebody.recipe import Recipe
     from homebody.report.record import RunFolder
@@ -170,7 +173,7 @@ def measure(
         "seeds": seeds,
         "own_rows": own,
         "model_bytes": len(plain.head.content),
-        "ways": _ways(plans, recipe.stated_at, impressions),
+        "ways": _ways(plans, recipe.stated_at, impressions, canaries),
     }
 
 
@@ -329,11 +332,12 @@ def _best(scores: Tensor, question: Question) -> Tensor:
     return torch.where(best.values > -torch.inf, best.indices, -1)
 
 
-def _ways(plans: list[_Plan], delta: float, impressions: bool) -> list[dict[str, Any]]:
+def _ways(plans: list[_Plan], delta: float, impressions: bool, canaries: int) -> list[dict[str, Any]]:
     """A row for each plan, each with the figure at ε = 0 that it is held against."""
     main = "auc" if impressions else "share"
     rows = []
     without: dict[int | None, dict[str, float]] = {}
+    shown: dict[Query, float] = {}
     for plan in plans:
         each = plan.figures()
         means = {name: sum(figures[name] for figures in each) / len(each) for name in each[0]}
@@ -351,6 +355,10 @@ def _ways(plans: list[_Plan], delta: float, impressions: bool) -> list[dict[str,
                 "epsilon": epsilon([(mechanism.event, 1)], at).epsilon,
                 "epsilon_month": epsilon([(mechanism.event, MONTH)], at).epsilon,
             }
+            if canaries and plan.query not in shown:
+                found = bound(mechanism, plan.query.delta, Rng.of(0, "canaries"), canaries)
+                shown[plan.query] = found.epsilon
+            row |= {"epsilon_canaries": shown[plan.query]} if canaries else {}
             beside = without[plan.rows]
             gains = [figures[main] - beside[main] for figures in each]
             middle = sum(gains) / len(gains)
