@@ -25,7 +25,7 @@ from homebody.methods.privaterec import PrivateRec, centres
 from homebody.models.adam import adam_start, adam_step
 from homebody.privacy import Channel, Clip, ImpressionReport, Ledger
 from homebody.privacy.queries import attention_l1, before_padding
-from homebody.rng import Rng
+from homebody.rng import DeviceRng, Rng
 from homebody.simulation import Simulator
 from homebody.testing import impressed
 from homebody.text_vectors import news_inputs
@@ -323,6 +323,15 @@ class TestReports:
             assert not update["interest"].any()
             assert not update["click"].any()
             assert int((update["shown"] >= 0).sum()) == (candidates or 3)
+
+    @pytest.mark.random_draws
+    def test_nobody_can_draw_again_what_it_tells_without_an_impression(self) -> None:
+        """From the system: the server knows the stream that is agreed upon. Twenty of 30 news agree once in 10²⁹."""
+        items = torch.tensor([0, 1])
+        data = Data(items, items >= 0, items, texts())
+        method = certified(negatives=19)
+        first, again = (method.prepare(data, DeviceRng(Rng.of(0).key))["shown"] for _ in range(2))
+        assert not torch.equal(first, again)
 
     def test_the_server_draws_other_candidates_for_each_round(self) -> None:
         method, catalogue = certified(candidates=5, steps=1, reports=2), Catalogue(9)

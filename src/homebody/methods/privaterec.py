@@ -206,7 +206,7 @@ class PrivateRec(FedRec):
         shown = torch.where(some & (items < data.catalogue.n_items), items, -1)
         if not self.candidates:  # without an impression any news will do: an empty report would say so
             shown = pad(shown, (0, max(0, self.negatives + 1 - len(items))), value=-1)
-            anything = rng.fold("anything").integers(data.catalogue.n_items, self.negatives + 1)
+            anything = rng.private.fold("anything").integers(data.catalogue.n_items, self.negatives + 1)
             shown = torch.where(some, shown, pad(anything, (0, len(shown) - len(anything)), value=-1))
         return {
             "shown": shown.float(),
