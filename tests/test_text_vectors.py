@@ -84,7 +84,7 @@ class TestLanguageModel:
 
     def test_vectors_equal_recorded_ones_and_are_kept(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         folder = at_hand("all-minilm-l6-v2")
-        monkeypatch.setattr(module, "pretrained", lambda name, say: folder)
+        monkeypatch.setattr(module, "pretrained", lambda name: folder)
         monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
         texts = [*RECORDED, " "]
         vectors = text_vectors(texts)
@@ -100,7 +100,7 @@ class TestLanguageModel:
     ) -> None:
         folder = at_hand("all-minilm-l6-v2")
         monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
-        monkeypatch.setattr(module, "pretrained", lambda name, say=None: folder)
+        monkeypatch.setattr(module, "pretrained", lambda name: folder)
         texts = ["", *RECORDED]
         states, real = text_states(texts, 2)
         assert real.sum(1).tolist() == [0, *(len(pieces) for pieces, _ in RECORDED.values())]

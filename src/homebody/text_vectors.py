@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -26,20 +26,12 @@ from homebody.data.sources import cache_dir
 from homebody.data.wordpiece import WordPiece
 from homebody.errors import HomebodyError
 from homebody.files import SHARED, replacing
-from homebody.models.minilm import (
-    LAYERS,
-    WIDTH,
-    layer_start,
-    piece_vectors,
-    sentence_vectors,
-    through_layers,
-)
-from homebody.models.news import NAML, NRMS, PLM, NewsEncoder, WithIds, text_column
+from homebody.models.minilm import LAYERS, WIDTH, layer_start, piece_vectors, sentence_vectors, through_layers
+from homebody.models.news import NAML, NRMS, PLM, NewsEncoder, item_numbers, text_column
 from homebody.rng import Rng
 
 __all__ = ["news_inputs", "news_start", "text_states", "text_vectors", "top_layers", "word_vectors"]
 
-Say = Callable[[str], None]
 GLOVE, MINILM = "glove-6b-50d", "all-minilm-l6-v2"
 SPREAD = 0.1
 """The standard deviation of random word vectors."""
@@ -54,9 +46,7 @@ def news_inputs(encoder: NewsEncoder, catalogue: Catalogue, device: torch.device
     """
     known, asked = _inputs.setdefault(catalogue, {}), (encoder, str(device))
     if asked not in known:
-        if isinstance(encoder, WithIds):
-            rows = {**news_inputs(encoder.inner, catalogue, device), **encoder.own(catalogue)}
-        elif isinstance(encoder, PLM):
+        if isinstance(encoder, PLM):
             texts = _texts(encoder, catalogue)
             if encoder.layers:
                 states, real = text_states(texts, encoder.layers)
@@ -66,6 +56,7 @@ def news_inputs(encoder: NewsEncoder, catalogue: Catalogue, device: torch.device
             rows = {name: torch.cat([value, torch.zeros_like(value[:1])]) for name, value in rows.items()}
         else:
             rows = encoder.inputs(catalogue)
+        rows |= {"own": item_numbers(catalogue)} if encoder.ids else {}
         known[asked] = {name: value.to(device) for name, value in rows.items()}
     return known[asked]
 
@@ -83,8 +74,12 @@ def _texts(encoder: PLM, catalogue: Catalogue) -> Sequence[str]:
 
 def news_start(encoder: NewsEncoder, catalogue: Catalogue, rng: Rng, words: str = "glove") -> Tree:
     """The parameters that the encoder starts from; `words` is the source, as `word_vectors` takes it."""
-    if isinstance(encoder, WithIds):
-        return {**news_start(encoder.inner, catalogue, rng, words), **encoder.start_own(catalogue, rng)}
+    device = rng.key.device
+    own = {"news/own": torch.zeros(catalogue.n_items, encoder.d, device=device)} if encoder.ids else {}
+    return {**_content_start(encoder, catalogue, rng, words), **own}
+
+
+def _content_start(encoder: NewsEncoder, catalogue: Catalogue, rng: Rng, words: str) -> Tree:
     if isinstance(encoder, PLM):
         device = rng.key.device
         if device.type == "meta":  # shapes alone
@@ -102,7 +97,7 @@ def news_start(encoder: NewsEncoder, catalogue: Catalogue, rng: Rng, words: str 
     return encoder.start(catalogue, rng, table)
 
 
-def word_vectors(words: Sequence[str], source: str, rng: Rng, width: int = 50, say: Say | None = None) -> Tensor:
+def word_vectors(words: Sequence[str], source: str, rng: Rng, width: int = 50) -> Tensor:
     """(len(words) + 1, d): the first row is that of unknown words, then one for each word.
 
     source: `glove` (400,000 words, d = 50), `random` (d = width), or the path of a file in GloVe's format: a word and
@@ -114,7 +109,7 @@ def word_vectors(words: Sequence[str], source: str, rng: Rng, width: int = 50, s
     if source == "random":
         return SPREAD * rng.normal(len(words) + 1, width)
     if source == "glove":
-        place, vectors = _glove(words, say)
+        place, vectors = _glove(words)
     else:
         place, vectors = _from_file(words, Path(source).expanduser())
     if not len(place):
@@ -127,9 +122,9 @@ def word_vectors(words: Sequence[str], source: str, rng: Rng, width: int = 50, s
     return table.index_copy(0, torch.from_numpy(place).to(table.device) + 1, known)
 
 
-def _glove(words: Sequence[str], say: Say | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def _glove(words: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """The places of the words that have a vector, and their vectors."""
-    folder = pretrained(GLOVE, say)
+    folder = pretrained(GLOVE)
     index = pl.read_parquet(folder / "words.parquet").rename({"index": "word"}).with_row_index("row")
     wanted = pl.DataFrame({"word": pl.Series(words, dtype=pl.String)}).with_row_index("place")
     both = wanted.join(index, on="word", how="inner", maintain_order="left")
@@ -164,20 +159,20 @@ def _from_file(words: Sequence[str], path: Path) -> tuple[npt.NDArray[np.int64],
     return np.array(list(found), dtype=np.int64), vectors
 
 
-def text_vectors(texts: Sequence[str], say: Say | None = None) -> Tensor:
+def text_vectors(texts: Sequence[str]) -> Tensor:
     """(len(texts), 384) by MiniLM, of length 1; 0 for an empty text. They are kept in the cache."""
     kept = _kept_at(texts)
     if known := _kept(kept, {"vectors": (len(texts), WIDTH)}):
         return known["vectors"]
     vectors = torch.zeros(len(texts), WIDTH)
     with torch.no_grad():
-        for some, weights, pieces, real in _by_length(texts, say):
+        for some, weights, pieces, real in _by_length(texts):
             vectors[some] = sentence_vectors(weights, pieces, real)
     _keep(kept, {"vectors": vectors})
     return vectors
 
 
-def text_states(texts: Sequence[str], layers: int, say: Say | None = None) -> tuple[Tensor, Tensor]:
+def text_states(texts: Sequence[str], layers: int) -> tuple[Tensor, Tensor]:
     """(N, T, 384) what MiniLM makes of each piece of the texts below its last `layers`, and (N, T) which are real.
 
     They are kept in the cache, with 16 bits a number.
@@ -187,7 +182,7 @@ def text_states(texts: Sequence[str], layers: int, say: Say | None = None) -> tu
     if known is None:
         parts = [
             (some, through_layers(weights, piece_vectors(weights, pieces), real, range(LAYERS - layers)), real)
-            for some, weights, pieces, real in _by_length(texts, say)
+            for some, weights, pieces, real in _by_length(texts)
         ]
         longest = max((real.shape[1] for _, _, real in parts), default=1)
         known = {
@@ -207,14 +202,12 @@ def top_layers(layers: int) -> Tree:
     return {name: weights[name] for layer in range(LAYERS - layers, LAYERS) for name in layer_start(layer, "meta")}
 
 
-def _by_length(texts: Sequence[str], say: Say | None) -> Iterator[tuple[list[int], Tree, Tensor, Tensor]]:
+def _by_length(texts: Sequence[str]) -> Iterator[tuple[list[int], Tree, Tensor, Tensor]]:
     """Texts that are not empty, by their numbers, some at a time: the model's weights, pieces, and which are real.
 
     Sentences of similar length are together: padding costs as much as pieces.
     """
-    folder = pretrained(MINILM, say)
-    if say:
-        say(f"Encoding {len(texts):,} texts with {MINILM}; the vectors are kept.")
+    folder = pretrained(MINILM)
     weights = load_file(folder / "model.safetensors")
     pieces = WordPiece.read(folder / "vocab.txt")
     cut = [pieces.of(text) for text in texts]

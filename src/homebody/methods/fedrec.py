@@ -48,14 +48,14 @@ from homebody.core import (
 )
 from homebody.errors import HomebodyError
 from homebody.models.adam import adam_start, adam_step
-from homebody.models.news import ENCODERS, NewsEncoder, UserEncoder, WithIds, filled, find_encoder, find_user_encoder
+from homebody.models.news import ENCODERS, USER_ENCODERS, NewsEncoder, UserEncoder, filled
 from homebody.privacy import Channel
 from homebody.privacy.queries import Mechanism, Vector
 from homebody.rng import GOLDEN, Rng, mix
 from homebody.settings import Range
 from homebody.text_vectors import news_inputs, news_start
 
-__all__ = ["INDEX", "FedRec", "drawn_impression", "last_items"]
+__all__ = ["INDEX", "FedRec", "NewsSettings", "drawn_impression", "last_items"]
 
 INDEX = "index/news"
 """The name of all news vectors among the shared parameters, where they are computed once for everyone."""
@@ -65,10 +65,9 @@ HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class FedRec(Method):
-    """A news encoder and a user encoder, trained on gradients of clicks in impressions."""
+class NewsSettings:
+    """What FedRec and the centralised recommender have in common: how news become vectors, and what a person reads."""
 
-    uplink: Channel = Channel()
     encoder: str = param("plm", "how news become vectors", choices=tuple(ENCODERS))
     d: int = param(400, "numbers of a news vector and of a user vector", low=1)
     heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
@@ -81,6 +80,16 @@ class FedRec(Method):
     latest: int = param(50, "clicks before an impression that a user vector is made of", low=1)
     negatives: int = param(4, "items of an impression that were not clicked, for each click", low=1)
     dropout: float = param(0.2, "share of word vectors and attention outputs that training leaves out", low=0, high=0.9)
+
+    needs: ClassVar[tuple[str, ...]] = ("impressions",)
+    uses: ClassVar[tuple[str, ...]] = ("item features",)
+
+
+@dataclass(frozen=True)
+class FedRec(NewsSettings, Method):
+    """A news encoder and a user encoder, trained on gradients of clicks in impressions."""
+
+    uplink: Channel = Channel()
     learning_rate: float = param(0.001, "learning rate of the server's Adam", low=0, search=Range(1e-4, 0.03, log=True))
     query: str = param("", "what a request for recommendations sends; empty: nothing", choices=("", "vector", "nobody"))
     serving_epsilon: float = param(10.0, "ε of a request", above=0)
@@ -91,7 +100,6 @@ class FedRec(Method):
         "certified", "noise of a request that certifies ε, or as published", choices=("certified", "published")
     )
 
-    needs: ClassVar[tuple[str, ...]] = ("impressions",)
     uses: ClassVar[tuple[str, ...]] = ("item features", "texts")
     about: ClassVar[About] = About(
         title="news recommendation on gradients of clicks in impressions",
@@ -113,14 +121,12 @@ class FedRec(Method):
 
     @cached_property
     def news(self) -> NewsEncoder:
-        kind = find_encoder(self.encoder)
         if self.layers and self.encoder != "plm":
             raise HomebodyError(
                 f"The encoder {self.encoder} has no language model whose layers could be trained: set encoder=plm."
             )
         own = {"nrms": {"heads": self.heads}, "plm": {"layers": self.layers, "axes": self._axes}}.get(self.encoder, {})
-        text = kind(d=self.d, **own)
-        return WithIds(self.d, text) if self.ids and self.encoder != "id" else text
+        return ENCODERS[self.encoder](d=self.d, ids=self.ids and self.encoder != "id", **own)
 
     @property
     def _axes(self) -> bool:
@@ -129,7 +135,7 @@ class FedRec(Method):
 
     @cached_property
     def user(self) -> UserEncoder:
-        kind = find_user_encoder(self.news.user)
+        kind = USER_ENCODERS[self.news.user]
         return kind(d=self.d, heads=self.heads) if self.news.user == "nrms" else kind(d=self.d)  # type: ignore[call-arg]
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:

@@ -18,10 +18,9 @@ from torch.func import vmap
 
 from homebody.core import About, Batch, Data, Shown, Tree, Users, param
 from homebody.errors import HomebodyError
-from homebody.methods.fedrec import FedRec
+from homebody.methods.fedrec import FedRec, NewsSettings
 from homebody.methods.kernels import news as kernel
 from homebody.models.adam import adam_start, adam_step
-from homebody.models.news import ENCODERS
 from homebody.reference import Histories, LearntImpressions, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range, common_params
@@ -32,26 +31,12 @@ PEOPLE_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
-class NewsCentral(Reference):
+class NewsCentral(NewsSettings, Reference):
     """FedRec's encoders, trained on everyone's impressions in one place."""
 
-    encoder: str = param("plm", "how news become vectors", choices=tuple(ENCODERS))
-    d: int = param(400, "numbers of a news vector and of a user vector", low=1)
-    heads: int = param(20, "attention heads of nrms; a divisor of d", low=1)
-    ids: bool = param(True, "whether a vector of each news item's own is added to what an encoder makes of its text")
-    layers: int = param(0, "top layers of the language model that are trained too, with encoder=plm", low=0, high=6)
-    layers_rate: float = param(1e-5, "learning rate of these layers", low=0)
-    words: str = param(
-        "glove", "word vectors that nrms and naml start from: glove, random, or a file in GloVe's format"
-    )
-    latest: int = param(50, "clicks before an impression that a user vector is made of", low=1)
-    negatives: int = param(4, "items of an impression that were not clicked, for each click", low=1)
-    dropout: float = param(0.2, "share of word vectors and attention outputs that training leaves out", low=0, high=0.9)
     learning_rate: float = param(0.001, "learning rate of Adam", low=0, search=Range(1e-4, 0.03, log=True))
     batch_size: int = param(64, "impressions in a step", low=1)
 
-    needs: ClassVar[tuple[str, ...]] = ("impressions",)
-    uses: ClassVar[tuple[str, ...]] = ("item features",)
     about: ClassVar[About] = About(
         title="FedRec's encoders on everyone's impressions, in one place",
         paper="Liu et al., PrivateRec: Differentially Private Training and Serving for Federated News Recommendation, "
@@ -84,22 +69,27 @@ class NewsCentral(Reference):
             yield _scorer(task, {**shared, **kernel.index(task, shared, histories.catalogue)}, histories)
 
 
+def _latest(histories: Histories, users: Users, before: Users, most: int) -> tuple[Tensor, Tensor]:
+    """The last clicks of these people out of so many each, padded with the number of items; and which are real."""
+    place = np.maximum(before - most, 0)[:, None] + np.arange(min(most, max(1, int(before.max(initial=0)))))
+    real = place < before[:, None]
+    entry = np.minimum(histories.indptr[users][:, None] + place, len(histories.items) - 1)
+    history = np.where(real, histories.items[entry], histories.catalogue.n_items).astype(np.int64)
+    return torch.from_numpy(history), torch.from_numpy(real)
+
+
 def _padded(
     histories: Histories, shown: LearntImpressions, some: np.ndarray, latest: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """These impressions with the last clicks before each: history, which of it is real, items, which were clicked."""
-    before = shown.before[some]
-    place = np.maximum(before - latest, 0)[:, None] + np.arange(min(latest, max(1, int(before.max(initial=0)))))
-    real = place < before[:, None]
-    start = histories.indptr[shown.users[some]][:, None]
-    history = np.where(real, histories.items[np.minimum(start + place, len(histories.items) - 1)], 0)
+    history, real = _latest(histories, shown.users[some], shown.before[some], latest)
     width = np.diff(shown.indptr)[some]
     column = np.arange(int(width.max(initial=1)))
     there = column < width[:, None]
     entry = np.minimum(shown.indptr[some][:, None] + column, len(shown.items) - 1)
     items = np.where(there, shown.items[entry], histories.catalogue.n_items)
     clicked = there & shown.clicked[entry]
-    return tuple(torch.from_numpy(part) for part in (history.astype(np.int64), real, items.astype(np.int64), clicked))  # type: ignore[return-value]
+    return history, real, torch.from_numpy(items.astype(np.int64)), torch.from_numpy(clicked)
 
 
 def _batches(task: FedRec, histories: Histories, data: tuple[Tensor, ...], streams: Rng) -> Batch:
@@ -119,17 +109,11 @@ def _scorer(task: FedRec, shared: Tree, histories: Histories) -> Score:
         return torch.cat([some(users[at : at + PEOPLE_AT_ONCE], items) for at in starts])
 
     def some(users: Users, items: Tensor) -> Tensor:
-        first = np.maximum(length[users] - task.latest, 0)
-        place = first[:, None] + np.arange(max(1, int((length[users] - first).max(initial=0))))
-        real = place < length[users][:, None]
-        entry = np.minimum(histories.indptr[users][:, None] + place, len(histories.items) - 1)
-        history = np.where(real, histories.items[entry], histories.catalogue.n_items).astype(np.int64)
-
         def person(own: Tensor, valid: Tensor) -> Tensor:
             news = task.vectors(shared, histories.catalogue, own)
             return task.asked(shared, news, valid, Rng.of(0))
 
-        people = vmap(person)(torch.from_numpy(history), torch.from_numpy(real))
+        people = vmap(person)(*_latest(histories, users, length[users], task.latest))
         return people @ task.vectors(shared, histories.catalogue, items).T
 
     return score

@@ -19,13 +19,13 @@ from torch import Tensor
 from homebody.errors import HomebodyError
 from homebody.rng import Rng
 
-__all__ = ["GRU", "FeedForward", "Network", "ScoreFunction", "read_widths", "tower_widths"]
+__all__ = ["GRU", "FeedForward", "Flat", "Network", "ScoreFunction", "glorot", "read_widths", "tower_widths"]
 
 NUMBERS_AT_ONCE = 1 << 20
 """Limit on the first layer's activations while `Network` scores all users with all items."""
 
 
-class _Flat(ABC):
+class Flat(ABC):
     """A network whose weights are one flat vector."""
 
     @property
@@ -44,9 +44,14 @@ class _Flat(ABC):
         return [part.view(shape) for part, shape in zip(weights.tensor_split(ends), self.shapes, strict=True)]
 
 
-def _layers(widths: Sequence[int]) -> list[tuple[int, ...]]:
+def layer_shapes(widths: Sequence[int]) -> list[tuple[int, ...]]:
     """The shapes of the weights and the offset of each layer."""
     return [shape for low, high in pairwise(widths) for shape in ((low, high), (high,))]
+
+
+def glorot(rng: Rng, low: int, high: int) -> Tensor:
+    """Uniform weights within √(6 / (inputs + outputs))."""
+    return (6.0 / (low + high)) ** 0.5 * (2.0 * rng.uniform(low, high) - 1.0)
 
 
 def _within_roots(widths: Sequence[int], rng: Rng) -> Tensor:
@@ -57,7 +62,7 @@ def _within_roots(widths: Sequence[int], rng: Rng) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ScoreFunction(_Flat):
+class ScoreFunction(Flat):
     """Layers with ReLU (or a sigmoid) between them and one number at the end; its weights are one flat vector.
 
     `beside` numbers of the input are the person's own, the same for every item. Without hidden layers and without
@@ -81,18 +86,14 @@ class ScoreFunction(_Flat):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        return _layers(self.widths)
+        return layer_shapes(self.widths)
 
     def start(self, rng: Rng) -> Tensor:
         return _within_roots(self.widths, rng)
 
     def logit(self, weights: Tensor, rows: Tensor, person: Tensor | None = None) -> Tensor:
         """One number for each of the rows (N, factors)."""
-        return self.through(self.parts(weights), rows, person)
-
-    def through(self, parts: Sequence[Tensor], rows: Tensor, person: Tensor | None = None) -> Tensor:
-        """As `logit`, from `parts`: gradients are cheaper in the parts than in the flat vector."""
-        return self.inputs(parts, rows, person)[-1].squeeze(-1)
+        return self.inputs(self.parts(weights), rows, person)[-1].squeeze(-1)
 
     def inputs(self, parts: Sequence[Tensor], rows: Tensor, person: Tensor | None = None) -> list[Tensor]:
         """The inputs of each layer without the person's part, then the output (N, 1)."""
@@ -144,7 +145,7 @@ def tower_widths(name: str, text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class GRU(_Flat):
+class GRU(Flat):
     """A gated recurrent unit, written out with plain products: `torch.nn.GRU` does not run under vmap.
 
     >>> unit = GRU(inputs=2, width=3)
@@ -180,7 +181,7 @@ class GRU(_Flat):
 
 
 @dataclass(frozen=True)
-class FeedForward(_Flat):
+class FeedForward(Flat):
     """Two layers of one width, with ReLU between them.
 
     >>> FeedForward(inputs=2, width=3).encode(torch.zeros(21), torch.ones(5, 2)).shape
@@ -192,7 +193,7 @@ class FeedForward(_Flat):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        return _layers((self.inputs, self.width, self.width))
+        return layer_shapes((self.inputs, self.width, self.width))
 
     def start(self, rng: Rng) -> Tensor:
         return _within_roots((self.inputs, self.width, self.width), rng)
@@ -204,7 +205,7 @@ class FeedForward(_Flat):
 
 
 @dataclass(frozen=True)
-class Network(_Flat):
+class Network(Flat):
     """GMF on the first `product` numbers of an embedding, an MLP with these `widths` on the others.
 
     Without widths there is no MLP. The weights are one flat vector.
@@ -232,7 +233,7 @@ class Network(_Flat):
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Weights and offset of each layer, then h and its offset."""
-        return [*_layers(self.widths), (self.product + (self.widths or (0,))[-1],), (1,)]
+        return [*layer_shapes(self.widths), (self.product + (self.widths or (0,))[-1],), (1,)]
 
     def start(self, rng: Rng) -> Tensor:
         """Glorot's uniform weights, offsets of zero."""

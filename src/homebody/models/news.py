@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -26,8 +26,9 @@ from torch import Tensor
 from torch.func import vjp
 
 from homebody.core import Catalogue, Column, Tree
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError
 from homebody.models.minilm import HEADS, LAYERS, WIDTH, through_layers, whole
+from homebody.models.networks import glorot
 from homebody.rng import Rng
 
 __all__ = [
@@ -42,12 +43,10 @@ __all__ = [
     "NewsById",
     "NewsEncoder",
     "UserEncoder",
-    "WithIds",
     "dropout_mask",
     "encode_many",
     "filled",
-    "find_encoder",
-    "find_user_encoder",
+    "item_numbers",
     "text_column",
 ]
 
@@ -78,11 +77,6 @@ def principal_axes(rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return mean.float(), (axes * largest.sign()).float()
 
 
-def glorot(rng: Rng, low: int, high: int) -> Tensor:
-    """Uniform weights within √(6 / (inputs + outputs))."""
-    return (6.0 / (low + high)) ** 0.5 * (2.0 * rng.uniform(low, high) - 1.0)
-
-
 def looked_up(table: Tensor, codes: Tensor) -> Tensor:
     """(…, d) the rows of a table at these codes (…); 0 where a code is -1.
 
@@ -110,12 +104,13 @@ def pooled(x: Tensor, part: Mapping[str, Tensor], name: str, real: Tensor) -> Te
     return (shares(fit, real)[..., None, :] @ x).squeeze(-2) * real.any(-1, keepdim=True)
 
 
-def pooling(rng: Rng, d: int, query: int) -> Tree:
-    """The parameters of `pooled`."""
+def pooling(rng: Rng, name: str, d: int, query: int) -> Tree:
+    """The parameters of `pooled` that have this name."""
+    stream = rng.fold(name)
     return {
-        "weight": glorot(rng.fold(0), d, query),
-        "offset": torch.zeros(query, device=rng.key.device),
-        "query": glorot(rng.fold(1), query, 1).squeeze(1),
+        f"{name}/weight": glorot(stream.fold(0), d, query),
+        f"{name}/offset": torch.zeros(query, device=rng.key.device),
+        f"{name}/query": glorot(stream.fold(1), query, 1).squeeze(1),
     }
 
 
@@ -174,9 +169,17 @@ class NewsEncoder(ABC):
     """From what is known of news to their vectors of d numbers.
 
     `inputs` is what it reads of the whole catalogue; rows of them, with the masks, are what `encode` is given.
+
+    >>> encoder = PLM(d=4, ids=True)
+    >>> shared = {**encoder.start(Catalogue(2), Rng.of(0)), "news/own": torch.ones(2, 4)}
+    >>> encoder.encode(shared, {"plm": torch.zeros(2, 384), "own": torch.tensor([1, -1])})[:, 0].tolist()
+    [1.0, 0.0]
     """
 
     d: int = 400
+    ids: bool = False
+    """Whether `encode` adds a vector of each news item's own, `news/own`, to what its text says. It starts at 0: a news
+    item that nobody was shown is what its text says."""
     user: ClassVar[str]
     """The user encoder that belongs to it."""
     light: ClassVar[bool] = False
@@ -202,9 +205,20 @@ class NewsEncoder(ABC):
         """Numbers that one news item takes on the way to its vector and back, roughly."""
         return 8 * self.d
 
-    @abstractmethod
     def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
-        """(…, n, d) of rows (…, n) of `inputs`."""
+        """(…, n, d) of rows (…, n) of `inputs`; with `ids`, `own` is the number of each, -1 for none."""
+        content = self.content(shared, given)
+        return content + looked_up(shared["news/own"], given["own"]) if self.ids else content
+
+    @abstractmethod
+    def content(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+        """The same without vectors of their own."""
+
+
+def item_numbers(catalogue: Catalogue) -> Tensor:
+    """The number of each news item, and -1 for none."""
+    number = torch.arange(catalogue.n_items + 1)
+    return torch.where(number < catalogue.n_items, number, -1)
 
 
 @dataclass(frozen=True)
@@ -221,13 +235,12 @@ class NewsById(NewsEncoder):
     light: ClassVar[bool] = True
 
     def inputs(self, catalogue: Catalogue) -> Tree:
-        number = torch.arange(catalogue.n_items + 1)
-        return {"item": torch.where(number < catalogue.n_items, number, -1)}
+        return {"item": item_numbers(catalogue)}
 
     def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
         return {"news/item": 0.1 * rng.fold("news/item").normal(catalogue.n_items, self.d)}
 
-    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+    def content(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
         return looked_up(shared["news/item"], given["item"])
 
 
@@ -308,14 +321,10 @@ class NRMS(_OfWords):
 
     def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
         table = self._table(words)
-        pool = pooling(rng.fold("news/pool"), self.d, self.query)
-        return {
-            "news/word": table,
-            "news/attention": _attention(rng.fold("news/attention"), table.shape[1], self.d),
-            **{f"news/pool/{name}": value for name, value in pool.items()},
-        }
+        attention = _attention(rng.fold("news/attention"), table.shape[1], self.d)
+        return {"news/word": table, "news/attention": attention, **pooling(rng, "news/pool", self.d, self.query)}
 
-    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+    def content(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
         vectors, real = self._vectors(shared, given, self.title)
         seen = attended(vectors, shared["news/attention"], self.heads, real)
         return pooled(_seen(seen, given, f"keep/seen/{self.title}"), shared, "news/pool", real)
@@ -361,25 +370,19 @@ class NAML(_OfWords):
     def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
         table, d, device = self._table(words), self.d, rng.key.device
         shared: Tree = {"news/word": table}
-
-        def attention(name: str) -> None:
-            pool = pooling(rng.fold(name), d, self.query)
-            shared.update({f"{name}/{part}": value for part, value in pool.items()})
-
         for name in self.texts(catalogue):
             view = f"news/{name}"
             shared[f"{view}/filter"] = glorot(rng.fold(view), WINDOW * table.shape[1], d)
             shared[f"{view}/offset"] = torch.zeros(d, device=device)
-            attention(f"{view}/pool")
+            shared |= pooling(rng, f"{view}/pool", d, self.query)
         for name, column in self._categories(catalogue).items():
             view = f"news/{name}"
             shared[f"{view}/table"] = 0.1 * rng.fold(view, "table").normal(column.size, CATEGORY_WIDTH)
             shared[f"{view}/weight"] = glorot(rng.fold(view), CATEGORY_WIDTH, d)
             shared[f"{view}/offset"] = torch.zeros(d, device=device)
-        attention("news/views")
-        return shared
+        return shared | pooling(rng, "news/views", d, self.query)
 
-    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+    def content(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
         views, there = [], []
         for name in (name.removeprefix("words/") for name in given if name.startswith("words/")):
             vectors, real = self._vectors(shared, given, name)
@@ -444,7 +447,7 @@ class PLM(NewsEncoder):
         pieces = given["plm/real"].shape[-1] if self.layers else 0
         return super().room(given) + self.layers * pieces * (24 * WIDTH + 3 * HEADS * pieces)
 
-    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
+    def content(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
         if self.layers:
             own = {name.removeprefix("news/"): value for name, value in shared.items() if "encoder.layer" in name}
             states, real = given["plm/states"], given["plm/real"]
@@ -453,54 +456,6 @@ class PLM(NewsEncoder):
             text, there = given["plm"], (given["plm"] != 0).any(-1, keepdim=True)
         vectors = _seen(text, given, "keep/plm") @ shared["news/weight"] + shared["news/offset"]
         return torch.where(there, vectors, 0.0)
-
-
-@dataclass(frozen=True)
-class WithIds(NewsEncoder):
-    """What another encoder makes of news, and a vector of each news item's own that is added to it.
-
-    It starts at 0: a news item that nobody was shown is what its text says.
-
-    >>> encoder, two = WithIds(inner=PLM(d=4)), Catalogue(2)
-    >>> shared = encoder.start(two, Rng.of(0))
-    >>> encoder.encode(shared, {"plm": torch.ones(2, 384), "own": torch.tensor([1, -1])}).shape
-    torch.Size([2, 4])
-    """
-
-    inner: NewsEncoder = field(default_factory=PLM)
-
-    @property
-    def user(self) -> str:  # type: ignore[override]
-        return self.inner.user
-
-    @property
-    def light(self) -> bool:  # type: ignore[override]
-        return self.inner.light
-
-    def words(self, catalogue: Catalogue) -> tuple[str, ...]:
-        return self.inner.words(catalogue)
-
-    def inputs(self, catalogue: Catalogue) -> Tree:
-        return {**self.inner.inputs(catalogue), **self.own(catalogue)}
-
-    def own(self, catalogue: Catalogue) -> Tree:
-        """The number of each news item, and -1 for none."""
-        return {"own": NewsById().inputs(catalogue)["item"]}
-
-    def start(self, catalogue: Catalogue, rng: Rng, words: Tensor | None = None) -> Tree:
-        return {**self.inner.start(catalogue, rng, words), **self.start_own(catalogue, rng)}
-
-    def start_own(self, catalogue: Catalogue, rng: Rng) -> Tree:
-        return {"news/own": torch.zeros(catalogue.n_items, self.inner.d, device=rng.key.device)}
-
-    def masks(self, rng: Rng, rate: float, given: Mapping[str, Tensor]) -> Tree:
-        return self.inner.masks(rng, rate, given)
-
-    def room(self, given: Mapping[str, Tensor]) -> int:
-        return self.inner.room(given) + self.d
-
-    def encode(self, shared: Tree, given: Mapping[str, Tensor]) -> Tensor:
-        return self.inner.encode(shared, given) + looked_up(shared["news/own"], given["own"])
 
 
 def encode_many(
@@ -519,7 +474,7 @@ def encode_many(
     """
     own = {name: value for name, value in shared.items() if name.startswith("news/")}
     count = len(next(iter(given.values())))
-    if count * encoder.room(given) <= KEPT:
+    if count * (encoder.room(given) + encoder.ids * encoder.d) <= KEPT:
         whole, pull = vjp(lambda parameters: encoder.encode(parameters, given), own)[:2]
         return whole.detach(), lambda slope: pull(slope)[0]
     parts = [slice(first, first + at_once) for first in range(0, count, at_once)]
@@ -596,8 +551,7 @@ class NAMLUser(UserEncoder):
     query: int = 200
 
     def start(self, rng: Rng) -> Tree:
-        pool = pooling(rng.fold("user/pool"), self.d, self.query)
-        return {f"user/pool/{name}": value for name, value in pool.items()}
+        return pooling(rng, "user/pool", self.d, self.query)
 
     def encode(self, shared: Tree, news: Tensor, real: Tensor) -> Tensor:
         return pooled(news, shared, "user/pool", real)
@@ -630,23 +584,3 @@ def _refuse_heads(d: int, heads: int) -> None:
 
 ENCODERS: dict[str, type[NewsEncoder]] = {"id": NewsById, "nrms": NRMS, "naml": NAML, "plm": PLM}
 USER_ENCODERS: dict[str, type[UserEncoder]] = {"mean": MeanUser, "naml": NAMLUser, "nrms": NRMSUser}
-
-
-def find_encoder(name: str) -> type[NewsEncoder]:
-    """The news encoder of this name.
-
-    >>> find_encoder("nmrs")
-    Traceback (most recent call last):
-        ...
-    homebody.errors.HomebodyError: There is no news encoder 'nmrs'; did you mean 'nrms'? Known: id, naml, nrms, plm.
-    """
-    if name not in ENCODERS:
-        raise unknown_name("news encoder", name, ENCODERS)
-    return ENCODERS[name]
-
-
-def find_user_encoder(name: str) -> type[UserEncoder]:
-    """The user encoder of this name."""
-    if name not in USER_ENCODERS:
-        raise unknown_name("user encoder", name, USER_ENCODERS)
-    return USER_ENCODERS[name]

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from math import prod
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from homebody.bags import Bags, sum_rows
 from homebody.core import Column, Tree
+from homebody.models.networks import Flat, glorot, layer_shapes
 from homebody.rng import Rng
 
 __all__ = ["TINY", "Tower", "cosine", "first_layer", "input_width", "inputs", "item_rows", "row_count"]
 
 
 @dataclass(frozen=True)
-class Tower:
+class Tower(Flat):
     """The layers of Eq. 3: l_1 = W_1 x, l_i = f(W_i l_{i−1} + b_i), and the last of them is y; f is tanh.
 
-    Its parameters are `first`, which is W_1 with a row for each input, and `layers`, all others in one flat vector.
+    Its parameters are `first`, which is W_1 with a row for each input, and `layers`, all others in one flat vector,
+    whose size and parts these are.
 
     >>> tower = Tower((3, 2))
     >>> tower.encode(torch.zeros(tower.size), torch.ones(5, 3)).shape
@@ -38,12 +39,7 @@ class Tower:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Weights and offset of each layer after the first."""
-        return [shape for low, high in pairwise(self.widths) for shape in ((low, high), (high,))]
-
-    @property
-    def size(self) -> int:
-        """How many parameters the layers after the first have."""
-        return sum((low + 1) * high for low, high in pairwise(self.widths))
+        return layer_shapes(self.widths)
 
     def numbers(self, inputs: int) -> int:
         """How many parameters the tower has for so many inputs."""
@@ -51,15 +47,9 @@ class Tower:
 
     def start(self, inputs: int, rng: Rng) -> Tree:
         """Uniform weights within √(6 / (inputs + outputs)) of each layer, as DSSM's authors draw them; offsets of 0."""
-        weights = [_uniform(rng.fold(0), inputs, self.widths[0])]
-        weights += [_uniform(rng.fold(n), *both) for n, both in enumerate(pairwise(self.widths), 1)]
+        weights = [glorot(rng.fold(n), *both) for n, both in enumerate(pairwise((inputs, *self.widths)))]
         layers = [part for w in weights[1:] for part in (w.flatten(), w.new_zeros(w.shape[1]))]
         return {"first": weights[0], "layers": torch.cat(layers)}
-
-    def parts(self, layers: Tensor) -> list[Tensor]:
-        """The flat vector as each layer's weights and offset."""
-        ends = list(accumulate(prod(shape) for shape in self.shapes))[:-1]
-        return [part.view(shape) for part, shape in zip(layers.tensor_split(ends), self.shapes, strict=True)]
 
     def encode(self, layers: Tensor, first: Tensor) -> Tensor:
         """y (…, last width) of what the first layer gave (…, first width)."""
@@ -67,10 +57,6 @@ class Tower:
         for weight, offset in zip(parts[::2], parts[1::2], strict=True):
             first = (first @ weight + offset).tanh()
         return first
-
-
-def _uniform(rng: Rng, low: int, high: int) -> Tensor:
-    return (6.0 / (low + high)) ** 0.5 * (2.0 * rng.uniform(low, high) - 1.0)
 
 
 def cosine(left: Tensor, right: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from homebody.core import Catalogue, Column
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, unknown_name
 
 __all__ = ["item_columns", "knows", "tower_columns", "view_columns"]
 
@@ -22,9 +22,7 @@ def view_columns(catalogue: Catalogue, chosen: str = "") -> dict[str, dict[str, 
     if not known:
         raise HomebodyError("No feature of people is in a view: give one with --view NAME=FILE.csv.")
     names = _listed(chosen)
-    for name in names:
-        if name not in known:
-            raise unknown_name("view of this data", name, known)
+    refuse_unknown("view of this data", names, known)
     return {name: {column: catalogue.people[column] for column in known[name]} for name in names or known}
 
 

@@ -21,7 +21,7 @@ from homebody.federation import wire
 from homebody.federation.service.text import one_line
 from homebody.methods.fedrec import FedRec
 from homebody.methods.serving import serving_of
-from homebody.models.news import NewsById, NewsEncoder, WithIds
+from homebody.models.news import NewsById
 from homebody.serving.model import Served
 from homebody.serving.model_file import Model
 from homebody.text_vectors import news_inputs
@@ -171,9 +171,7 @@ def _encoded(served: Served, catalogue: Catalogue, items: Sequence[GivenItem]) -
     """The vectors of news, from their texts."""
     method = served.method
     assert isinstance(method, FedRec)
-    encoder: NewsEncoder = method.news
-    if isinstance(encoder, WithIds):  # nobody was shown them: they are what their text says
-        encoder = encoder.inner
+    encoder = replace(method.news, ids=False)  # nobody was shown them: they are what their text says
     if isinstance(encoder, NewsById):
         raise Lacking("This model knows news by their ids alone, so none can be added: serve one that reads texts.")
     title = str(getattr(encoder, "title", "title"))
