@@ -68,7 +68,7 @@ def test_fine_noise_is_like_the_continuous_one(
 def test_the_table_is_right_to_256_bits() -> None:
     from mpmath import mp, mpf
 
-    high, low, _ = grid._table()
+    high, low, _ = grid._table("gaussian")
     with mp.workprec(500):
         weights = [mp.exp(mpf(-(cell**2)) / 2**17) for cell in range(len(high))]
         total = mp.fsum(weights)
@@ -85,7 +85,7 @@ def read(units: list[int], depth: int = 8) -> int:
     padded = np.zeros(noise_kernels.MOST_UNITS + 64, dtype=np.uint32)
     padded[: len(units)] = units
     out = np.empty(1, dtype=np.int64)
-    assert noise_kernels.gaussian_read(padded, depth, *grid._table(), out) == 1
+    assert noise_kernels.noise_read(padded, depth, *grid._table("gaussian"), out) == 1
     return int(out[0])
 
 
@@ -95,7 +95,7 @@ def units(*words: int) -> list[int]:
 
 def test_a_draw_by_hand() -> None:
     """At a depth of 8 a step is a cell: cell 3 and three quarters of it are rounded to 4, with either sign."""
-    high, low, _ = grid._table()
+    high, low, _ = grid._table("gaussian")
     three = int(high[3]) - 5
     survives = [0xFFFFFFFF]  # above γ: kept at once
     assert read([*units(three, 0xC << 60), *survives]) == 4
@@ -115,7 +115,7 @@ def test_a_draw_by_hand() -> None:
 
 
 def test_a_draw_that_does_not_survive_is_made_anew() -> None:
-    high, _, _ = grid._table()
+    high, _, _ = grid._table("gaussian")
     refused = [0, 0xFFFFFFFF]  # below γ, then not below it: k = 2 is even
     again = [*units(int(high[6]) - 5, 0), 0xFFFFFFFF]
     assert read([*units(int(high[2000]) - 5, 0xC << 60), *refused, *again]) == 6

@@ -12,7 +12,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 
 __all__ = [
     "OBSERVERS",
@@ -217,9 +217,8 @@ class Reports:
         _check_count(self.count, "reports")
 
     def __str__(self) -> str:
-        if self.count == 1:
-            return f"1 locally randomised report of ε = {self.epsilon:g}; {self.sampling}"
-        return f"{self.count:,} locally randomised reports of ε = {self.epsilon:g} each; {self.sampling}"
+        sent, each = several(self.count, "locally randomised report"), "" if self.count == 1 else " each"
+        return f"{sent} of ε = {self.epsilon:g}{each}; {self.sampling}"
 
 
 @dataclass(frozen=True)
@@ -244,10 +243,8 @@ class ShuffledReports:
         _check_count(self.users, "shuffled users")
 
     def __str__(self) -> str:
-        among = f"shuffled among {self.users:,} {'person' if self.users == 1 else 'people'}"
-        if self.count == 1:
-            return f"1 report of ε = {self.epsilon:g}, {among}"
-        return f"{self.count:,} reports of ε = {self.epsilon:g} each, {among}"
+        sent, each = several(self.count, "report"), "" if self.count == 1 else " each"
+        return f"{sent} of ε = {self.epsilon:g}{each}, shuffled among {several(self.users, 'person', 'people')}"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from functools import lru_cache, partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from homebody.ops import for_cohort
 from homebody.privacy import noise_kernels
 from homebody.rng import Rng, SystemRng
 
-__all__ = ["COARSEST", "STEPS", "Grid", "gaussian", "laplace", "summed_steps"]
+__all__ = ["COARSEST", "STEPS", "Grid", "drawn", "gaussian", "laplace", "summed_steps"]
 
 STEPS = (torch.int32, torch.int64)
 """The types that whole numbers of steps are sent in."""
@@ -119,7 +120,7 @@ def laplace(rng: Rng, depth: int, *shape: int) -> Tensor:
     >>> laplace(Rng.of(0), 1, 8).dtype
     torch.int64
     """
-    return _drawn(rng, "laplace", depth, shape)
+    return _noise(rng, "laplace", depth, shape)
 
 
 def gaussian(rng: Rng, depth: int, *shape: int) -> Tensor:
@@ -131,29 +132,34 @@ def gaussian(rng: Rng, depth: int, *shape: int) -> Tensor:
     >>> gaussian(Rng.of(0), 0, 3).shape
     torch.Size([3])
     """
-    return _drawn(rng, "gaussian", depth, shape)
+    return _noise(rng, "gaussian", depth, shape)
 
 
 Name = Literal["laplace", "gaussian"]
+Whole = npt.NDArray[np.int64]
 
 
-def _drawn(rng: Rng, name: Name, depth: int, shape: tuple[int, ...]) -> Tensor:
+def _noise(rng: Rng, name: Name, depth: int, shape: tuple[int, ...]) -> Tensor:
+    system = partial(_from_system, name, depth)
+    return drawn(rng, shape, system, noise_kernels.noise_keyed, depth, *_table(name))
+
+
+def drawn(
+    rng: Rng, shape: tuple[int, ...], system: Callable[[int], Whole], kernel: Callable[..., None], *given: Any
+) -> Tensor:
+    """Whole numbers: from the operating system by `system`, from a stream by the kernel with what it is given."""
     count = math.prod(shape)
     if isinstance(rng, SystemRng):
-        return torch.from_numpy(_from_system(name, depth, count)).reshape(shape)
-    (drawn,) = _keyed(rng.next_key(), name, depth, count)
-    return drawn.reshape(shape)
+        return torch.from_numpy(system(count)).reshape(shape)
+    found: Tensor = _keyed(rng.next_key(), kernel, count, *given)
+    return found.reshape(shape)
 
 
 @for_cohort
-def _keyed(keys: Tensor, name: Name, depth: int, count: int) -> tuple[Tensor, ...]:
+def _keyed(keys: Tensor, kernel: Callable[..., None], count: int, *given: Any) -> Tensor:
     out = torch.empty(len(keys), count, dtype=torch.int64)
-    streams = keys.cpu().contiguous().numpy()
-    if name == "laplace":
-        noise_kernels.laplace_keyed(streams, depth, out.numpy())
-    else:
-        noise_kernels.gaussian_keyed(streams, depth, *_table(), out.numpy())
-    return (out.to(keys.device),)
+    kernel(keys.cpu().contiguous().numpy(), *given, out.numpy())
+    return out.to(keys.device)
 
 
 _AT_ONCE = 1 << 16
@@ -161,7 +167,7 @@ _UNITS = {"laplace": 13, "gaussian": 6}
 """Units of 32 random bits that a draw reads, a little more than on average."""
 
 
-def _from_system(name: Name, depth: int, count: int) -> npt.NDArray[np.int64]:
+def _from_system(name: Name, depth: int, count: int) -> Whole:
     """Drawn from the operating system's bits, by two threads where there are many."""
     out = np.empty(count, dtype=np.int64)
     parts = [out[start : start + _AT_ONCE] for start in range(0, count, _AT_ONCE)]
@@ -178,23 +184,22 @@ def _fill(name: Name, depth: int, out: npt.NDArray[np.int64]) -> None:
     while len(out):
         # An array that may be written to, as all others: for one that may not, numba would compile the kernels again.
         drawn = bytearray(os.urandom(4 * (noise_kernels.MOST_UNITS + _UNITS[name] * len(out))))
-        units = np.frombuffer(drawn, dtype=np.uint32)
-        if name == "laplace":
-            done = noise_kernels.laplace_read(units, depth, out)
-        else:
-            done = noise_kernels.gaussian_read(units, depth, *_table(), out)
-        out = out[done:]
+        out = out[noise_kernels.noise_read(np.frombuffer(drawn, dtype=np.uint32), depth, *_table(name), out) :]
 
 
 Words = npt.NDArray[np.uint64]
 
 
-@lru_cache(maxsize=1)
-def _table() -> tuple[Words, Words, npt.NDArray[np.int64]]:
-    """Cells of 1/256 of the deviation: the chance of one or of those before it, as 256 bits; and where to look first.
+@lru_cache(maxsize=2)
+def _table(name: Name) -> tuple[Words, Words, npt.NDArray[np.int64]]:
+    """What the kernels draw by; Laplace noise needs no table.
+
+    Cells of 1/256 of the deviation: the chance of one or of those before it, as 256 bits; and where to look first.
 
     The chances are proportional to exp(−c²/2¹⁷), c from 0 to 20 deviations, worked out in whole numbers of 384 bits.
     """
+    if name == "laplace":
+        return np.empty(0, dtype=np.uint64), np.empty((0, 3), dtype=np.uint64), np.empty(0, dtype=np.int64)
     ratio, shrink = _exp_minus(17), _exp_minus(16)  # from exp(−c²/2¹⁷) to the next: × exp(−(2c + 1)/2¹⁷)
     weight, total, sums = 1 << _BITS, 0, []
     for _ in range(20 * 256):

@@ -15,10 +15,8 @@ from homebody.parallel import inner, parallel
 __all__ = [
     "MOST_UNITS",
     "add_steps",
-    "gaussian_keyed",
-    "gaussian_read",
-    "laplace_keyed",
-    "laplace_read",
+    "noise_keyed",
+    "noise_read",
     "round_at_random",
     "skellam_keyed",
     "skellam_read",
@@ -162,20 +160,16 @@ def _gaussian(depth, high, low, guide, state, units):
             return -size if bits & np.uint64(1) else size
 
 
-@parallel(over=lambda keys, depth, out: len(keys) * -(-out.shape[1] // _AT_ONCE))
-def laplace_keyed(lower, upper, keys, depth, out):
-    units = np.empty(0, dtype=np.uint32)
-    width = out.shape[1]
-    blocks = (width + _AT_ONCE - 1) // _AT_ONCE
-    for block in range(lower, upper):
-        row, state = block // blocks, np.zeros(3, dtype=np.uint64)
-        for place in range(block % blocks * _AT_ONCE, min(width, (block % blocks + 1) * _AT_ONCE)):
-            state[0], state[1], state[2] = np.uint64(keys[row]), np.uint64(place), np.uint64(0)
-            out[row, place] = _laplace(depth, state, units)
+@inner()
+def _noise(depth, high, low, guide, state, units):
+    """Normal noise by its table, or Laplace noise where there is none."""
+    if len(high):
+        return _gaussian(depth, high, low, guide, state, units)
+    return _laplace(depth, state, units)
 
 
 @parallel(over=lambda keys, depth, high, low, guide, out: len(keys) * -(-out.shape[1] // _AT_ONCE))
-def gaussian_keyed(lower, upper, keys, depth, high, low, guide, out):
+def noise_keyed(lower, upper, keys, depth, high, low, guide, out):
     units = np.empty(0, dtype=np.uint32)
     width = out.shape[1]
     blocks = (width + _AT_ONCE - 1) // _AT_ONCE
@@ -183,25 +177,15 @@ def gaussian_keyed(lower, upper, keys, depth, high, low, guide, out):
         row, state = block // blocks, np.zeros(3, dtype=np.uint64)
         for place in range(block % blocks * _AT_ONCE, min(width, (block % blocks + 1) * _AT_ONCE)):
             state[0], state[1], state[2] = np.uint64(keys[row]), np.uint64(place), np.uint64(0)
-            out[row, place] = _gaussian(depth, high, low, guide, state, units)
+            out[row, place] = _noise(depth, high, low, guide, state, units)
 
 
 @nb.njit(cache=True, nogil=True)
-def laplace_read(units, depth, out):
+def noise_read(units, depth, high, low, guide, out):
     """As many draws as these units are enough for; answers how many."""
     state, done = np.zeros(3, dtype=np.uint64), 0
     while done < len(out) and len(units) - np.int64(state[2]) >= MOST_UNITS:
-        out[done] = _laplace(depth, state, units)
-        done += 1
-    return done
-
-
-@nb.njit(cache=True, nogil=True)
-def gaussian_read(units, depth, high, low, guide, out):
-    """As many draws as these units are enough for; answers how many."""
-    state, done = np.zeros(3, dtype=np.uint64), 0
-    while done < len(out) and len(units) - np.int64(state[2]) >= MOST_UNITS:
-        out[done] = _gaussian(depth, high, low, guide, state, units)
+        out[done] = _noise(depth, high, low, guide, state, units)
         done += 1
     return done
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from homebody.errors import unknown_name
+from homebody.errors import refuse_unknown
 from homebody.privacy.accountant import Bound, epsilon
 from homebody.privacy.events import (
     OBSERVERS,
@@ -42,6 +43,12 @@ class Claim:
 
     def certified(self) -> Bound:
         return epsilon([(self.event, self.count)], self.delta)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The claim beside what is certified, for JSON."""
+        bound = self.certified()
+        said = {name: getattr(self, name) for name in ("what", "observer", "unit", "delta", "claimed")}
+        return {**said, "certified": bound.epsilon, "accountant": bound.accountant, "why": self.why}
 
 
 @dataclass(frozen=True)
@@ -208,6 +215,5 @@ def paper(name: str) -> PaperClaims:
     >>> paper("fmf-ldp").claims[2].certified().epsilon
     5000.0
     """
-    if name not in PAPERS:
-        raise unknown_name("paper", name, PAPERS)
+    refuse_unknown("paper", [name], PAPERS)
     return PAPERS[name]()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.ops import for_cohort
 from homebody.privacy import noise_kernels
-from homebody.rng import Rng, SystemRng
+from homebody.privacy.grid import drawn
+from homebody.rng import Rng
 
 __all__ = ["UNIT", "skellam"]
 
@@ -41,18 +41,7 @@ def skellam(rng: Rng, units: int, *shape: int) -> Tensor:
     parts = -(-units // (_WIDEST * UNIT))
     if parts > 1:
         return torch.stack([skellam(rng, -(-units // parts), *shape) for _ in range(parts)]).sum(0)
-    count = math.prod(shape)
-    if isinstance(rng, SystemRng):
-        return torch.from_numpy(_from_system(units, count)).reshape(shape)
-    (drawn,) = _keyed(rng.next_key(), units, count)
-    return drawn.reshape(shape)
-
-
-@for_cohort
-def _keyed(keys: Tensor, units: int, count: int) -> tuple[Tensor, ...]:
-    out = torch.empty(len(keys), count, dtype=torch.int64)
-    noise_kernels.skellam_keyed(keys.cpu().contiguous().numpy(), *table(units), out.numpy())
-    return (out.to(keys.device),)
+    return drawn(rng, shape, partial(_from_system, units), noise_kernels.skellam_keyed, *table(units))
 
 
 def _from_system(units: int, count: int) -> npt.NDArray[np.int64]:

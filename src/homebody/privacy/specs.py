@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, unknown_name
 from homebody.privacy.channel import Channel
 from homebody.privacy.impressions import ImpressionReport
 from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
@@ -148,8 +148,7 @@ def split_stage(spec: str) -> tuple[str, dict[str, str]]:
     ('gaussian', {'z': '1', 'relation': 'add-remove'})
     """
     name, _, rest = spec.partition(":")
-    if name not in (ASK_ROWS, *STAGES):
-        raise unknown_name("stage", name, (ASK_ROWS, *STAGES))
+    refuse_unknown("stage", [name], (ASK_ROWS, *STAGES))
     given: dict[str, str] = {}
     for part in rest.split(",") if rest else []:
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -158,8 +157,8 @@ def split_stage(spec: str) -> tuple[str, dict[str, str]]:
         if key in given:
             raise HomebodyError(f"The stage '{spec}' says twice what {key} is; leave one out.")
         given[key] = value
-    if name == ASK_ROWS and given:
-        raise unknown_name(f"setting of the stage {ASK_ROWS}", next(iter(given)), ())
+    if name == ASK_ROWS:
+        refuse_unknown(f"setting of the stage {ASK_ROWS}", given, ())
     return name, given
 
 
