@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from homebody.audit.interactions import RULES, Reading, area, read_interactions
+from homebody.audit.rates import mean_interval
 from homebody.core import Method
 from homebody.errors import HomebodyError
 from homebody.fit import Fitted, fit
@@ -42,7 +43,7 @@ def test_noise_on_the_device_keeps_it_from_the_server(simulator: Simulator, meth
     noisy = replace(method, uplink=Channel(Clip(1.0, order=1), Laplace(b=2)))
     bits = replace(method, uplink=Channel(OneBit(epsilon=1.0, k=5)))
     for hidden in (noisy, bits):
-        low, high = reading(hidden, simulator, users=200).interval
+        _, low, high = mean_interval(reading(hidden, simulator, users=200).auc)
         assert low < 0.53
         assert high < 0.56
 
@@ -111,7 +112,7 @@ def test_rules_by_hand() -> None:
 
 def test_interval_by_hand() -> None:
     found = Reading("", "", "", np.array([0.5, 0.7, 0.6, 1.0]), np.zeros(4))
-    low, high = found.interval
+    _, low, high = mean_interval(found.auc)
     assert low == pytest.approx(0.7 - 1.96 * np.std([0.5, 0.7, 0.6, 1.0], ddof=1) / 2)
     assert high == pytest.approx(0.7 + 1.96 * np.std([0.5, 0.7, 0.6, 1.0], ddof=1) / 2)
     assert found.as_dict()["share_above"] == 0.25

@@ -28,7 +28,6 @@ from homebody.privacy.accountant import epsilon as epsilon_of
 
 __all__ = [
     "CountedGuesses",
-    "Curve",
     "Lower",
     "clopper_pearson",
     "count_guesses",

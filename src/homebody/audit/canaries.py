@@ -37,8 +37,8 @@ from torch.func import vmap
 
 from homebody.audit import bounds
 from homebody.audit.impressions import report_stage
-from homebody.audit.report_canaries import WatchedReports
-from homebody.core import Cohort, Collected, Evaluated, Method, Total, Tree, Update, Users, releases
+from homebody.audit.report_canaries import WatchedReports, WithCanaries
+from homebody.core import Cohort, Collected, Method, Total, Tree, Update, releases
 from homebody.errors import HomebodyError
 from homebody.fit import choose, fit
 from homebody.privacy import OBSERVERS, Channel, GaussianRelease, Ledger, NonPrivate, Relation
@@ -357,13 +357,12 @@ class _Joined(Channel):
         return super().server(Total(dict(self.joined), total.clients), rng)
 
 
-class _Watched(Simulator):
-    """A simulator with canaries among its clients. It keeps each observer's scores of the coins."""
+class _Watched(WithCanaries):
+    """It keeps each observer's scores of the coins."""
 
     def __init__(self, inner: Simulator, coins: Tensor, rng: Rng) -> None:
-        inner.share_with(self)
-        self.inner, self.coins, self.rng = inner, coins, rng
-        self.first = inner.split.n_users
+        super().__init__(inner, coins)
+        self.inner, self.rng = inner, rng
         self.before: Tree = {}
         self.evidence: dict[str, Tensor] = {name: torch.zeros(len(coins)) for name in ("server", "clients")}
         self.straight: Tensor | None = torch.zeros(len(coins))
@@ -379,10 +378,6 @@ class _Watched(Simulator):
         """Which two data sets a coin decides between."""
         return self.nest.relation
 
-    def available(self, *, public: bool = False) -> Users:
-        real = super().available(public=public)
-        return real if public else np.concatenate([real, self.first + np.arange(len(self.coins))])
-
     def begin(self, method: Method, rng: Rng) -> None:
         self.phases += 1
         self.nest = _Nest.of(method, self.inner, self.coins, self.rng.fold("phase", self.phases))
@@ -395,10 +390,9 @@ class _Watched(Simulator):
         if fitted is not method.uplink:
             method = replace(method, uplink=fitted)  # type: ignore[type-var]
             self.nest = replace(self.nest, channel=fitted)
-        drawn = torch.from_numpy(cohort.users[cohort.users >= self.first] - self.first)
+        drawn, real = self.parted(cohort)
         messages = self._messages(drawn, rng.private.fold("canaries"))
         joined = _Joined(method.uplink, messages)
-        real = replace(cohort, users=cohort.users[cohort.users < self.first])
         got = super().collect(replace(method, uplink=joined), shared, real, rng, step)  # type: ignore[type-var]
         # ε holds against those who know everyone else's data, if not their noise.
         nest, known = self.nest, torch.zeros(self.nest.size)
@@ -430,9 +424,6 @@ class _Watched(Simulator):
         if not any(bool(part.any()) for part in moved.values()):
             return None
         return nest.along(nest.flat(moved))
-
-    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
-        return Evaluated({})
 
     def _messages(self, drawn: Tensor, rng: Rng) -> list[Update]:
         """The messages of these canaries: summed, or stacked if the server reads each. Notes the server's scores."""

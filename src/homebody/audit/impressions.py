@@ -47,15 +47,7 @@ from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.text_vectors import news_inputs
 
-__all__ = [
-    "TRIALS",
-    "GameAnswer",
-    "click_likelihood",
-    "exact",
-    "interest_likelihood",
-    "report_stage",
-    "tell_apart",
-]
+__all__ = ["GameAnswer", "click_likelihood", "exact", "interest_likelihood", "report_stage", "tell_apart"]
 
 TRIALS = 20_000
 """The interval of an AUC near 0.5 is then ± 0.008."""

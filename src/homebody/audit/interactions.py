@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from homebody.audit.rates import mean_interval
 from homebody.core import Method, Rows, Total, Tree, Update, Users
 from homebody.errors import HomebodyError
 from homebody.fit import choose
@@ -57,23 +58,13 @@ class Reading:
     popularity: Scores
     """The same by how popular items are among all clients: what one can guess without any message."""
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Of the mean, at 95 %: normal, over clients."""
-        if len(self.auc) < 2:
-            return float(self.auc.mean()), float(self.auc.mean())
-        half = 1.96 * float(self.auc.std(ddof=1)) / len(self.auc) ** 0.5
-        return float(self.auc.mean()) - half, min(1.0, float(self.auc.mean()) + half)
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        low, high = self.interval
+        mean, low, high = mean_interval(self.auc)
         return {
-            "reads": self.reads,
-            "table": self.table,
-            "rule": self.rule,
+            **{name: getattr(self, name) for name in ("reads", "table", "rule")},
             "users": len(self.auc),
-            "auc": float(self.auc.mean()),
+            "auc": mean,
             "interval": [low, high],
             "above": HIGH,
             "share_above": float((self.auc > HIGH).mean()),

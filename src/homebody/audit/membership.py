@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from homebody.audit.rates import Allowed, Rate, allowed, balanced, ceiling, delong, rate_at
+from homebody.audit.rates import allowed, balanced, ceiling, delong, rate_at
 from homebody.audit.shadows import NEGATIVES, Lab, Outsider, Released, ShadowModel, by_features, whole_histories
 from homebody.core import Method, Users, releases
 from homebody.data.splits import Split
@@ -130,7 +130,8 @@ def attack(
         "rates": [{"false_positives": rate.at, "true": list(rate.true), "false": list(rate.false)} for rate in rates],
     }
     alarms.append(delong(scores, members, ALARM).low > bound.auc)
-    alarms += [_exceeds(rate_at(scores, members, rate.at, ALARM), bound) for rate in rates]
+    strict = (rate_at(scores, members, rate.at, ALARM) for rate in rates)
+    alarms += [rate.true.low > bound.rate(rate.false.high) for rate in strict if rate is not None]
     return {
         **facts,
         "lists": lists,
@@ -287,10 +288,6 @@ def _no_forest(method: Method, split: Split) -> str:
             "nothing for the attack from lists to read."
         )
     return ""
-
-
-def _exceeds(rate: Rate | None, bound: Allowed) -> bool:
-    return rate is not None and rate.true.low > bound.rate(rate.false.high)
 
 
 def _check(shadows: int, people: int | None) -> None:

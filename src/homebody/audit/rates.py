@@ -6,12 +6,13 @@ A score is larger where the attacker thinks that someone is a member. Intervals 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Allowed", "Figure", "Rate", "allowed", "balanced", "ceiling", "delong", "rate_at"]
+__all__ = ["Allowed", "Figure", "Rate", "allowed", "balanced", "ceiling", "delong", "mean_interval", "rate_at"]
 
 ERROR = 0.05
 Scores = npt.NDArray[np.float64]
@@ -107,6 +108,18 @@ def clopper_pearson_interval(count: int, total: int, error: float = ERROR) -> Fi
     low = float(stats.beta.ppf(error / 2, count, total - count + 1)) if count else 0.0
     high = float(stats.beta.ppf(1 - error / 2, count + 1, total - count)) if count < total else 1.0
     return Figure(count / total, low, high)
+
+
+def mean_interval(values: Sequence[float] | Scores) -> Figure:
+    """The mean of shares or AUCs, with its interval at 95 %: normal, over people.
+
+    >>> tuple(round(number, 3) for number in mean_interval([0.0, 1.0, 1.0, 1.0]))
+    (0.75, 0.26, 1.0)
+    """
+    each = np.asarray(values, dtype=np.float64)
+    half = 1.96 * float(each.std(ddof=1)) / len(each) ** 0.5 if len(each) > 1 else 0.0
+    middle = float(each.mean())
+    return Figure(middle, max(0.0, middle - half), min(1.0, middle + half))
 
 
 def delong(scores: Scores, members: Members, error: float = ERROR) -> Figure:

@@ -26,7 +26,7 @@ from homebody.privacy.impressions import ImpressionReport
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["WatchedReports", "opposites"]
+__all__ = ["WatchedReports", "WithCanaries", "opposites"]
 
 
 def opposites(stage: ImpressionReport) -> Tensor:
@@ -38,28 +38,42 @@ def opposites(stage: ImpressionReport) -> Tensor:
     return farthest(stage.query)
 
 
-class WatchedReports(Simulator):
-    """A simulator with canaries among its clients. It keeps what their reports say of the coins."""
+class WithCanaries(Simulator):
+    """A simulator with canaries among its clients, one for each coin; they have the numbers after the last user's."""
 
-    relation: ClassVar[Relation] = "replace-one"
-    straight: None = None
-
-    def __init__(self, inner: Simulator, channel: Channel, stage: ImpressionReport, coins: Tensor, rng: Rng) -> None:
+    def __init__(self, inner: Simulator, coins: Tensor) -> None:
         inner.share_with(self)
-        self.channel, self.stage, self.coins = channel, stage, coins
-        self.first = inner.split.n_users
-        self.evidence: dict[str, Tensor] = {"server": torch.zeros(len(coins), dtype=torch.float64)}
-        # Two items are the fewest among which a click can be hidden.
-        items = rng.fold("shown").integers(self.catalogue.n_items // 2, len(coins))
-        self.shown = torch.stack([2 * items, 2 * items + 1], 1)
+        self.coins, self.first = coins, inner.split.n_users
 
     def available(self, *, public: bool = False) -> Users:
         real = super().available(public=public)
         return real if public else np.concatenate([real, self.first + np.arange(len(self.coins))])
 
+    def parted(self, cohort: Cohort) -> tuple[Tensor, Cohort]:
+        """The places of the canaries in a cohort, and the cohort without them."""
+        canary = cohort.users >= self.first
+        return torch.from_numpy(cohort.users[canary] - self.first), replace(cohort, users=cohort.users[~canary])
+
+    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
+        return Evaluated({})
+
+
+class WatchedReports(WithCanaries):
+    """It keeps what the canaries' reports say of the coins."""
+
+    relation: ClassVar[Relation] = "replace-one"
+    straight: None = None
+
+    def __init__(self, inner: Simulator, channel: Channel, stage: ImpressionReport, coins: Tensor, rng: Rng) -> None:
+        super().__init__(inner, coins)
+        self.channel, self.stage = channel, stage
+        self.evidence: dict[str, Tensor] = {"server": torch.zeros(len(coins), dtype=torch.float64)}
+        # Two items are the fewest among which a click can be hidden.
+        items = rng.fold("shown").integers(self.catalogue.n_items // 2, len(coins))
+        self.shown = torch.stack([2 * items, 2 * items + 1], 1)
+
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
-        drawn = torch.from_numpy(cohort.users[cohort.users >= self.first] - self.first)
-        real = replace(cohort, users=cohort.users[cohort.users < self.first])
+        drawn, real = self.parted(cohort)
         got = super().collect(method, shared, real, rng, step)
         reports = self._reports(drawn, rng.private.fold("canaries"))
         self.evidence["server"][drawn] += self._ratio(reports, drawn)
@@ -96,6 +110,3 @@ class WatchedReports(Simulator):
 
     def in_model(self, after: Tree) -> None:
         """Nothing: the model does not hold reports as they were sent."""
-
-    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
-        return Evaluated({})

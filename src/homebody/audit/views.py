@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from torch.func import vmap
 
 from homebody.audit.rates import clopper_pearson_interval
 from homebody.core import Batch, Column, Method, Tree, Update
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.models.towers import inputs
 from homebody.privacy import Channel, ViewNoise, Views
@@ -48,18 +48,7 @@ from homebody.privacy.stages import dense, mapped
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = [
-    "CANDIDATES",
-    "CONFIDENCE",
-    "FIRST",
-    "KNOWN",
-    "MEAN",
-    "PARTICIPATIONS",
-    "SIGMAS",
-    "Guess",
-    "most_right",
-    "read_view",
-]
+__all__ = ["CANDIDATES", "FIRST", "KNOWN", "MEAN", "PARTICIPATIONS", "SIGMAS", "Guess", "most_right", "read_view"]
 
 SIGMAS = (0.0, 1.0, 4.0)
 """Noise multipliers, beside the run's own: none, the paper's experiments, the paper's example."""
@@ -122,20 +111,8 @@ class Guess:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         share, low, high = clopper_pearson_interval(self.right, self.trials)
-        return {
-            "question": self.question,
-            "tower": self.tower,
-            "sigma": self.sigma,
-            "participations": self.participations,
-            "candidates": self.candidates,
-            "trials": self.trials,
-            "accuracy": share,
-            "interval": [low, high],
-            "deviation": self.deviation,
-            "computed": self.computed,
-            "most": self.most,
-            "above": self.above,
-        }
+        said = {name: value for name, value in asdict(self).items() if name not in ("right", "error")}
+        return {**said, "accuracy": share, "interval": [low, high], "most": self.most, "above": self.above}
 
 
 def read_view(
@@ -317,11 +294,10 @@ class _Attack:
             raise HomebodyError("A single view has no other to attack: train with two views or more.")
         if target is None:
             target = next((name for name, columns in views.items() if _few(columns)), next(iter(views)))
-        if target not in views:
-            raise unknown_name("view of this run", target, views)
+        refuse_unknown("view of this run", [target], views)
         few = _few(views[target])
-        if feature is not None and feature not in few:
-            raise unknown_name(f"feature of '{target}' with one value of several", feature, few)
+        asked = [] if feature is None else [feature]
+        refuse_unknown(f"feature of '{target}' with one value of several", asked, few)
         if feature is None:
             feature = min(few, key=lambda name: few[name].size, default="")
         others = [name for name in views if name != target]
@@ -370,13 +346,7 @@ class _Attack:
         return torch.cat(found).to(self.simulator.device)
 
     def read(
-        self,
-        user: int,
-        given: Tensor,
-        sigmas: Sequence[float],
-        count: int,
-        assumed: Mapping[str, Tree],
-        rng: Rng,
+        self, user: int, given: Tensor, sigmas: Sequence[float], count: int, assumed: Mapping[str, Tree], rng: Rng
     ) -> _Seen:
         """Read so many messages of a person, under each noise. assumed: towers in place of the person's."""
         batches = self.simulator.participations(self.method, user, rng, count)

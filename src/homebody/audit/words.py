@@ -12,7 +12,7 @@ Reports of a certified PrivateRec have no rows: see `homebody.audit.impressions`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from homebody.audit.rates import mean_interval
 from homebody.core import About, Batch, Catalogue, Data, Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.methods.fedrec import FedRec, drawn_impression, last_items
@@ -34,7 +35,6 @@ __all__ = ["TABLES", "Drawn", "WordReading", "drawn", "named", "read_words"]
 USERS = 100
 TABLES = {"news/word": "words", "news/item": "items", "news/own": "items"}
 """The tables that an encoder may have a row in for each thing that a person reads, and what their rows are."""
-Scores = npt.NDArray[np.float64]
 
 
 class Read(NamedTuple):
@@ -67,30 +67,13 @@ class WordReading:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "reads": "gradients",
-            "table": self.table,
-            "kind": TABLES[self.table],
-            "rule": self.rule,
-            "users": len(self.clients),
-            "skipped": self.skipped,
-            "precision": _mean([one.precision for one in self.clients]),
-            "recall": _mean([one.recall for one in self.clients]),
-            "frequent_precision": _mean([one.precision for one in self.frequent]),
-            "frequent_recall": _mean([one.recall for one in self.frequent]),
+        shares = {
+            f"{guessed}{name}": list(mean_interval([getattr(one, name) for one in each]))
+            for guessed, each in (("", self.clients), ("frequent_", self.frequent))
+            for name in Read._fields
         }
-
-
-def _mean(values: Sequence[float]) -> list[float]:
-    """The mean, and its interval at 95 %: normal, over clients.
-
-    >>> [round(number, 3) for number in _mean([0.0, 1.0, 1.0, 1.0])]
-    [0.75, 0.26, 1.0]
-    """
-    each: Scores = np.array(values)
-    half = 1.96 * float(each.std(ddof=1)) / len(each) ** 0.5 if len(each) > 1 else 0.0
-    middle = float(each.mean())
-    return [middle, max(0.0, middle - half), min(1.0, middle + half)]
+        about = {"table": self.table, "kind": TABLES[self.table], "rule": self.rule}
+        return {"reads": "gradients", **about, "users": len(self.clients), "skipped": self.skipped, **shares}
 
 
 def read_words(
