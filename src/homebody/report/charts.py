@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import product
 from typing import Any
 
 from homebody.errors import several
@@ -39,45 +40,36 @@ def _chart(
     }
 
 
-def convergence_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
+def convergence_charts(study: Mapping[str, Any], anchor: str) -> Iterator[dict[str, Any]]:
     """A chart a data set and metric: the metric over rounds, mean and band of each method."""
     scale = study["scale"]
-    charts: list[dict[str, Any]] = []
-    for data, part in study["data"].items():
-        for metric in study["metrics"]:
-            views = {}
-            for protocol in study["protocols"]:
-                series = []
-                for place, row in enumerate(part["rows"]):
-                    curve = row["curves"].get(protocol, {}).get(metric)
-                    if curve is not None:
-                        series.append(_series(row["name"], place, curve["round"], curve, metric, scale))
-                views[protocol] = {"x": "round", "y": _axis(metric, scale), "series": series}
-            named, title = ", ".join(row["name"] for row in part["rows"]), f"{data}: {metric_name(metric)}"
-            curves = f"Curves of {metric_name(metric)} over rounds on {data}, for {named}"
-            label = f"{curves}. The figures are in a table below."
-            charts.append(_chart(anchor, len(charts), title, label, views))
-    return charts
+    for number, ((data, part), metric) in enumerate(product(study["data"].items(), study["metrics"])):
+        views = {}
+        for protocol in study["protocols"]:
+            series = []
+            for place, row in enumerate(part["rows"]):
+                curve = row["curves"].get(protocol, {}).get(metric)
+                if curve is not None:
+                    series.append(_series(row["name"], place, curve["round"], curve, metric, scale))
+            views[protocol] = {"x": "round", "y": _axis(metric, scale), "series": series}
+        named = ", ".join(row["name"] for row in part["rows"])
+        curves = f"Curves of {metric_name(metric)} over rounds on {data}, for {named}"
+        label = f"{curves}. The figures are in a table below."
+        yield _chart(anchor, number, f"{data}: {metric_name(metric)}", label, views)
 
 
-def sweep_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
+def sweep_charts(study: Mapping[str, Any], anchor: str) -> Iterator[dict[str, Any]]:
     """A chart a data set and metric, or quantity: its course over the values of one setting."""
-    axis = study["axis"]
-    charts: list[dict[str, Any]] = []
-    for data, part in study["data"].items():
-        for metric in (*study["metrics"], *study["also"]):
-            scale = 1.0 if metric in QUANTITIES else study["scale"]
-            views = {}
-            for protocol in study["protocols"]:
-                series = [
-                    line for n, row in enumerate(part["rows"]) for line in _swept(row, n, protocol, metric, scale)
-                ]
-                ticks = _ticks(series)
-                views[protocol] = {"x": escape(axis), "y": _axis(metric, scale), "series": series, "ticks": ticks}
-            label = f"Curves of {metric_name(metric)} over {axis} on {data}. The figures are in a table below."
-            title = f"{data}: {metric_name(metric)}"
-            charts.append(_chart(anchor, len(charts), title, label, views))
-    return charts
+    axis, metrics = study["axis"], (*study["metrics"], *study["also"])
+    for number, ((data, part), metric) in enumerate(product(study["data"].items(), metrics)):
+        scale = 1.0 if metric in QUANTITIES else study["scale"]
+        views = {}
+        for protocol in study["protocols"]:
+            series = [line for n, row in enumerate(part["rows"]) for line in _swept(row, n, protocol, metric, scale)]
+            ticks = _ticks(series)
+            views[protocol] = {"x": escape(axis), "y": _axis(metric, scale), "series": series, "ticks": ticks}
+        label = f"Curves of {metric_name(metric)} over {axis} on {data}. The figures are in a table below."
+        yield _chart(anchor, number, f"{data}: {metric_name(metric)}", label, views)
 
 
 def _swept(row: Mapping[str, Any], place: int, protocol: str, metric: str, scale: float) -> Iterator[dict[str, Any]]:
@@ -208,51 +200,43 @@ def _mean(row: Mapping[str, Any], metric: str) -> float:
     return float(row["metrics"][metric]["mean"])
 
 
-def swap_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
+def swap_charts(study: Mapping[str, Any], anchor: str) -> Iterator[dict[str, Any]]:
     """A chart a data set and metric: bars by item table, one colour a method and protocol."""
     scale = study["scale"]
-    charts: list[dict[str, Any]] = []
-    for data, part in study["data"].items():
-        for metric in study["metrics"]:
-            bars = []
-            for line in part["rows"]:
-                for protocol in study["protocols"]:
-                    labelled = [(point["label"], _at(point, protocol, metric)) for point in line["points"]]
-                    known = {label: figures for label, figures in labelled if figures is not None}
-                    name = protocol if len(part["rows"]) == 1 else f"{line['name']}, {protocol}"
-                    if known:
-                        bars.append(
-                            {
-                                "name": escape(name),
-                                "x": [escape(label) for label in known],
-                                "y": [figures["mean"] * scale for figures in known.values()],
-                                "sd": [(figures["sd"] or 0.0) * scale for figures in known.values()],
-                                "told": [spread(figures, scale) for figures in known.values()],
-                            }
-                        )
-            views = {"all": {"x": escape(study["axis"]), "y": _axis(metric, scale), "bars": bars}}
-            label = f"{metric_name(metric)} by item table on {data}. The figures are in a table below."
-            charts.append(_chart(anchor, len(charts), f"{data}: {metric_name(metric)}", label, views, "bars"))
-    return charts
+    for number, ((data, part), metric) in enumerate(product(study["data"].items(), study["metrics"])):
+        bars = []
+        for line, protocol in product(part["rows"], study["protocols"]):
+            labelled = [(point["label"], _at(point, protocol, metric)) for point in line["points"]]
+            known = {label: figures for label, figures in labelled if figures is not None}
+            name = protocol if len(part["rows"]) == 1 else f"{line['name']}, {protocol}"
+            if known:
+                bars.append(
+                    {
+                        "name": escape(name),
+                        "x": [escape(label) for label in known],
+                        "y": [figures["mean"] * scale for figures in known.values()],
+                        "sd": [(figures["sd"] or 0.0) * scale for figures in known.values()],
+                        "told": [spread(figures, scale) for figures in known.values()],
+                    }
+                )
+        views = {"all": {"x": escape(study["axis"]), "y": _axis(metric, scale), "bars": bars}}
+        label = f"{metric_name(metric)} by item table on {data}. The figures are in a table below."
+        yield _chart(anchor, number, f"{data}: {metric_name(metric)}", label, views, "bars")
 
 
-def embedding_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
+def embedding_charts(study: Mapping[str, Any], anchor: str) -> Iterator[dict[str, Any]]:
     """A chart a data set and method: a person's items in two dimensions, one view a protocol."""
-    charts: list[dict[str, Any]] = []
-    for data, part in study["data"].items():
-        for line in part["rows"]:
-            if not line["panels"]:
-                continue
-            first = next(iter(line["panels"].values()))
-            views = {protocol: _view(line["panels"].get(protocol), first["names"]) for protocol in study["protocols"]}
-            label = (
-                f"The items of user {first['user']} of {data} as {line['name']} has them, in two dimensions. "
-                "How well the person's own items separate from the others is in a table below."
-            )
-            title = f"{line['name']}, {data}, user {first['user']}"
-            chart = _chart(anchor, len(charts), title, label, views, "scatter")
-            charts.append({**chart, "names": [escape(name) for name in first["names"]]})
-    return charts
+    drawn = [(data, line) for data, part in study["data"].items() for line in part["rows"] if line["panels"]]
+    for number, (data, line) in enumerate(drawn):
+        first = next(iter(line["panels"].values()))
+        views = {protocol: _view(line["panels"].get(protocol), first["names"]) for protocol in study["protocols"]}
+        label = (
+            f"The items of user {first['user']} of {data} as {line['name']} has them, in two dimensions. "
+            "How well the person's own items separate from the others is in a table below."
+        )
+        title = f"{line['name']}, {data}, user {first['user']}"
+        chart = _chart(anchor, number, title, label, views, "scatter")
+        yield {**chart, "names": [escape(name) for name in first["names"]]}
 
 
 def _view(panel: Mapping[str, Any] | None, names: list[str]) -> dict[str, Any]:

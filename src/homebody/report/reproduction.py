@@ -33,7 +33,6 @@ __all__ = [
     "remarks",
     "result_tables",
     "rounds_table",
-    "seeds_of",
     "splits",
     "state",
     "sweep_table",

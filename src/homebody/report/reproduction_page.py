@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -18,13 +18,9 @@ __all__ = ["reproduction_page"]
 
 Charts = list[dict[str, Any]]
 BANDS = "The line is the mean over seeds; the band reaches from the lowest to the highest seed."
-DRAWN: dict[str, tuple[Callable[[Mapping[str, Any], str], Charts], str]] = {
-    "sweep": (sweep_charts, BANDS),
-    "serving": (sweep_charts, BANDS),
-    "noise": (sweep_charts, ""),
-    "adaptation": (sweep_charts, BANDS),
-    "view-attack": (sweep_charts, BANDS),
-    "lengths": (sweep_charts, ""),
+DRAWN: dict[str, tuple[Callable[[Mapping[str, Any], str], Iterable[dict[str, Any]]], str]] = {
+    **dict.fromkeys(("sweep", "serving", "adaptation", "view-attack"), (sweep_charts, BANDS)),
+    **dict.fromkeys(("noise", "lengths"), (sweep_charts, "")),
     "convergence": (convergence_charts, BANDS),
     "tables": (swap_charts, "Error bars: ± one standard deviation over seeds."),
     "embedding": (embedding_charts, ""),
@@ -82,7 +78,7 @@ def _study(
 def _figure(study: Mapping[str, Any], anchor: str, charts: Charts, notes: Footnotes, varied: set[str]) -> list[str]:
     """The choice of protocol, the charts, and their figures as a table for those who cannot see or draw them."""
     make, drawing = DRAWN[study["kind"]]
-    drawings = make(study, anchor)
+    drawings = list(make(study, anchor))
     charts += drawings
     parts = [
         f'<p class="soft">{escape(" ".join(filter(None, (reproduction.explanation(study), drawing))))}</p>',

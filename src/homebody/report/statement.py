@@ -448,17 +448,8 @@ def _paper(method: str, ledger: Ledger, kinds: Sequence[Release]) -> dict[str, A
     observers = {who for release in kinds for _, who, _, _ in release.rows}
     rows = []
     for claim in published.claims:
-        bound = claim.certified()
         here = _total(ledger, kinds, claim.observer, claim.unit, claim.delta).epsilon
-        rows.append(
-            {
-                **{name: getattr(claim, name) for name in ("what", "observer", "unit", "delta", "claimed")},
-                "certified": bound.epsilon,
-                "accountant": bound.accountant,
-                "this_run": here if claim.observer in observers else None,
-                "why": claim.why,
-            }
-        )
+        rows.append({**claim.as_dict(), "this_run": here if claim.observer in observers else None})
     return {"id": published.id, "title": published.title, "rows": rows}
 
 

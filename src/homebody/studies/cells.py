@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -182,21 +182,19 @@ def commit() -> str:
         return __version__
 
 
+@dataclass
 class _Cells:
     """One call of `run_cells`: the cells to run, and their results so far."""
 
-    def __init__(
-        self,
-        recipes: Sequence[Recipe],
-        root: Path,
-        watch: Callable[[CellProgress], None],
-        say: Callable[[str], None],
-        on_error: Literal["raise", "keep"],
-        keep_state: bool,
-        probes: Sequence[Sequence[str]],
-    ) -> None:
-        self.recipes, self.root, self.watch, self.say = list(recipes), root, watch, say
-        self.on_error, self.keep_state = on_error, keep_state
+    recipes: Sequence[Recipe]
+    root: Path
+    watch: Callable[[CellProgress], None]
+    say: Callable[[str], None]
+    on_error: Literal["raise", "keep"]
+    keep_state: bool
+    asked: InitVar[Sequence[Sequence[str]]]
+
+    def __post_init__(self, asked: Sequence[Sequence[str]]) -> None:
         self.places: dict[str, list[int]] = {}
         self.probes: dict[str, list[str]] = {}
         for place, recipe in enumerate(self.recipes):
@@ -204,7 +202,7 @@ class _Cells:
             key = cell_key(recipe)
             self.places.setdefault(key, []).append(place)
             known = self.probes.setdefault(key, [])
-            known += [name for name in (probes[place] if probes else ()) if name not in known]
+            known += [name for name in (asked[place] if asked else ()) if name not in known]
         self.results: dict[str, dict[str, Any]] = {}
         self.at = dict.fromkeys(self.places, (0, 0))
         """Rounds that are done of each, and how many are planned."""

@@ -24,10 +24,9 @@ from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
 from homebody.report.words import OF_RUNS, QUANTITIES, metric_name, number
 from homebody.run import population_of
-from homebody.settings import KINDS, fits
 from homebody.studies import probes
 from homebody.studies.provenance import without_paths
-from homebody.studies.serving import SKEW, PaddedRequest
+from homebody.studies.serving import SKEW, PaddedRequest, check_release
 from homebody.studies.study import COUNTS, Row, Study, deviations, published
 
 __all__ = ["LINES", "MEANINGS", "TOLERANCE", "NoisyRelease", "Runs", "ordered"]
@@ -220,11 +219,7 @@ class NoisyRelease:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> NoisyRelease:
         """From a recipe's table, checked."""
-        kinds = {"noise": float, "cohort": int, "population": int, "relation": str, "sampling": str}
-        refuse_unknown("setting of a release", given, kinds)
-        for name, value in given.items():
-            if not fits(value, kinds[name]):
-                raise HomebodyError(f"release.{name} must be {KINDS[kinds[name]]}, not {value!r}.")
+        check_release(cls, given, "release")
         drawn = given.get("sampling") != "none"
         for name in ("noise", *(("cohort", "population") if drawn else ())):
             if name not in given:

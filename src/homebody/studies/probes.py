@@ -392,8 +392,8 @@ def adaptation(run: ProbedRun) -> dict[str, Any]:
 def membership_probe(settings: Mapping[str, Any]) -> str:
     """The name of the probe that attacks with these settings.
 
-    >>> membership_probe({"shadows": 16}), _read_membership("shadows=16,people=0")
-    ('membership:shadows=16,people=0', {'shadows': 16, 'people': 0})
+    >>> membership_probe({"shadows": 16}), _read_attack("shadows=16,people=0")
+    ('membership:shadows=16,people=0', {'shadows': [16], 'people': [0]})
     """
     refuse_unknown("setting of the attack", settings, ATTACK_DEFAULTS)
     for name, value in settings.items():
@@ -402,17 +402,13 @@ def membership_probe(settings: Mapping[str, Any]) -> str:
     return "membership:" + ",".join(f"{name}={value}" for name, value in {**ATTACK_DEFAULTS, **settings}.items())
 
 
-def _read_membership(settings: str) -> dict[str, int]:
-    return {name: int(value) for name, _, value in (part.partition("=") for part in settings.split(","))}
-
-
 def membership(run: ProbedRun) -> dict[str, Any]:
     """What the attacks find: metrics with intervals, and the full answer."""
     from homebody.audit.membership import Released, attack
     from homebody.audit.shadows import trained_for
 
     fitted, recipe, split = run.fitted, run.recipe, run.runtime.split
-    chosen = _read_membership(run.settings)
+    chosen = {name: int(value) for name, (value,) in _read_attack(run.settings).items()}
     if split.learn.all():
         raise HomebodyError(
             "Everyone is in the training here: for an attack on the run's model, split held-out-users, so that there "
@@ -481,14 +477,14 @@ def attacked_points(attack: Mapping[str, Any]) -> list[tuple[str, float, int]]:
 def view_probe(attack: Mapping[str, Any]) -> str:
     """The name of the probe that attacks a view with these settings.
 
-    >>> view_probe({"users": 5}), _read_view_attack("sigmas=0/1/4,participations=1/10/100,users=5")["sigmas"]
+    >>> view_probe({"users": 5}), _read_attack("sigmas=0/1/4,participations=1/10/100,users=5")["sigmas"]
     ('view:sigmas=0/1/4,participations=1/10/100,users=5', [0, 1, 4])
     """
     chosen = _attack_settings(attack)
     return "view:" + ",".join(f"{name}={'/'.join(f'{number:g}' for number in some)}" for name, some in chosen.items())
 
 
-def _read_view_attack(settings: str) -> dict[str, list[float]]:
+def _read_attack(settings: str) -> dict[str, list[float]]:
     parts = (part.partition("=") for part in settings.split(","))
     return {name: [int(text) if text.isdigit() else float(text) for text in some.split("/")] for name, _, some in parts}
 
@@ -497,7 +493,7 @@ def view_attack(run: ProbedRun) -> dict[str, Any]:
     """What one view reads of another, for each noise and number of participations: metrics with intervals."""
     from homebody.audit.views import FIRST, KNOWN, MEAN, read_view
 
-    chosen = _read_view_attack(run.settings)
+    chosen = _read_attack(run.settings)
     findings = read_view(
         run.fitted.method,
         run.runtime,
@@ -531,15 +527,13 @@ def view_attack(run: ProbedRun) -> dict[str, Any]:
     return {"points": points, "found": findings}
 
 
-def _serving(run: ProbedRun) -> dict[str, Any]:
-    return serving(run.fitted.method, run.runtime, run.fitted.shared, run.settings, run.recipe.stated_at)
-
-
 PROBES: dict[str, Callable[[ProbedRun], dict[str, Any]]] = {
     "tables": tables,
     "embedding": embedding,
     "adaptation": adaptation,
     "membership": membership,
-    "serving": _serving,
+    "serving": lambda run: serving(
+        run.fitted.method, run.runtime, run.fitted.shared, run.settings, run.recipe.stated_at
+    ),
     "view": view_attack,
 }

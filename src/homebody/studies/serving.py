@@ -10,22 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
 from homebody.core import Method, Recommender, Tree
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.evaluation import Block
 from homebody.evaluation.metrics import skew
 from homebody.methods.fedrec import FedRec
 from homebody.privacy.accountant import epsilon
 from homebody.privacy.queries import Attention, before_padding
 from homebody.reference import federated
-from homebody.settings import KINDS, parse
+from homebody.settings import KINDS, fits, parse
 from homebody.simulation import Simulator
 
-__all__ = ["PaddedRequest", "read_serving", "refuse_serving", "serving", "serving_probe"]
+__all__ = ["PaddedRequest", "check_release", "read_serving", "refuse_serving", "serving", "serving_probe"]
 
 SKEW = "skew"
 """τ: the share of places of a ranking at which noise puts another item."""
@@ -53,9 +53,7 @@ def read_serving(method: Method, settings: str) -> dict[str, Any]:
         if spec.name == "query" or spec.name.startswith("serving_")
     }
     given = dict(part.split("=", 1) for part in settings.split(","))
-    for name in given:
-        if name not in kinds:
-            raise unknown_name("field of a request", name, kinds)
+    refuse_unknown("field of a request", given, kinds)
     return {name: parse(name, text, kinds[name]) for name, text in given.items()}
 
 
@@ -121,6 +119,15 @@ def _skews(plain: Block, noised: Block) -> Iterable[torch.Tensor]:
     yield skew(first, second, columns >= 0).cpu()
 
 
+def check_release(owner: type, given: Mapping[str, Any], what: str) -> None:
+    """Refuse what a recipe says of a release, or a request, that this dataclass has no field of that type for."""
+    kinds = get_type_hints(owner)
+    refuse_unknown(f"setting of a {what}", given, kinds)
+    for name, value in given.items():
+        if not fits(value, kinds[name]):
+            raise HomebodyError(f"release.{name} must be {KINDS[kinds[name]]}, not {value!r}.")
+
+
 @dataclass(frozen=True)
 class PaddedRequest:
     """Weights of a basis that a request sends, and the noise that they need once clicks of the history are hidden.
@@ -140,16 +147,12 @@ class PaddedRequest:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> PaddedRequest:
         """From a recipe's table, checked."""
-        kinds = {"epsilon": float, "delta": float, "noise": str, "guarantee": str, "theta": float, "basis": int}
+        check_release(cls, given, "request")
         choices = {"noise": ("gaussian", "laplace"), "guarantee": ("published", "certified")}
         for name, value in given.items():
-            if name not in kinds:
-                raise unknown_name("setting of a request", name, kinds)
-            if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
-                raise HomebodyError(f"release.{name} must be {KINDS[kinds[name]]}, not {value!r}.")
-            if name in choices and given[name] not in choices[name]:
-                raise unknown_name(f"release.{name}", given[name], choices[name])
-            if name not in choices and not given[name] > 0:
+            if name in choices:
+                refuse_unknown(f"release.{name}", [value], choices[name])
+            elif not value > 0:
                 raise HomebodyError(f"release.{name} must be above 0, not {value}.")
         if "epsilon" not in given:
             raise HomebodyError("release.epsilon is missing: give it to the figure or to this row.")
