@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from homebody.core import Evaluated, Tree
-from homebody.errors import unknown_name
+from homebody.errors import refuse_unknown
 from homebody.evaluation.metrics import ERRORS
 from homebody.privacy.ledger import DELTA
 from homebody.stopwatch import Lap
@@ -112,8 +112,7 @@ def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
         return False
     if not any(name.startswith("valid/") for name in new.metrics) and select.startswith("valid/"):
         return True
-    if select not in new.metrics:
-        raise unknown_name("metric to choose the round by", select, new.metrics)
+    refuse_unknown("metric to choose the round by", [select], new.metrics)
     if best is None:
         return True
     value, before = (each.unclipped.get(select, each.metrics[select]) for each in (new, best))

@@ -98,9 +98,7 @@ def recommend_to_view(
         raise HomebodyError("Only fl-mv-dssm ranks by views: leave out --to-view.")
     views, facts = list(method.people(runtime.catalogue)), method.uplink.facts
     release = ToView.parse(
-        to_view,
-        clip=facts.views.clip if facts.views else 0.5,
-        z=facts.view_noise.z if facts.view_noise else None,
+        to_view, clip=facts.views.clip if facts.views else 0.5, z=facts.view_noise.z if facts.view_noise else None
     )
     refuse_unknown("view of this run", [release.view], views)
     if len(views) == 1:

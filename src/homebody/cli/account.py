@@ -351,22 +351,10 @@ def _print_paper(name: str, as_json: bool) -> None:
     from homebody.report.record import jsonable
 
     published = paper(name)
-    rows: list[dict[str, Any]] = []
-    for claim in published.claims:
-        bound = claim.certified()
-        rows.append(
-            {
-                **{name: getattr(claim, name) for name in ("what", "observer", "unit")},
-                "relation": bound.relation,
-                "delta": claim.delta,
-                "claimed": claim.claimed,
-                "certified": bound.epsilon,
-                "accountant": bound.accountant,
-                "event": str(claim.event),
-                "count": claim.count,
-                "why": claim.why,
-            }
-        )
+    rows = [
+        {**claim.as_dict(), "relation": claim.certified().relation, "event": str(claim.event), "count": claim.count}
+        for claim in published.claims
+    ]
     answer = {"paper": published.id, "title": published.title, "rows": rows}
     options.answer(jsonable(answer), as_json, lambda: _print_claims(published.title, rows))
 

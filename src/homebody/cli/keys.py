@@ -41,7 +41,7 @@ def make_device_key(
     """Create a device's key. `homebody client init` does this for you."""
     from homebody.federation.service.certificates import make_device_key
 
-    options.made_key(make_device_key(folder), "server", as_json)
+    options.made_key(make_device_key(folder), "Give {} to the server's operator; {} stays here.", as_json)
 
 
 @app.command("add")
@@ -105,10 +105,8 @@ def make_signer_key(
     """Create a key that signs rosters. Whoever keeps it must not be the server's operator."""
     from homebody.federation.service.certificates import make_signer_key
 
-    public = make_signer_key(folder)
-    private = public.with_suffix(".key")
-    give = f"Give {public} to every device (`homebody client init … --roster-key`); keep {private.name} to yourself."
-    options.answer({"key": str(private), "public": str(public)}, as_json, str(private), str(public), give)
+    give = "Give {} to every device (`homebody client init … --roster-key`); keep {} to yourself."
+    options.made_key(make_signer_key(folder), give, as_json)
 
 
 @app.command("roster")

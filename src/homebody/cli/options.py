@@ -239,11 +239,11 @@ def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:
     return ranked
 
 
-def made_key(public: Path, operator: str, as_json: bool) -> None:
-    """Print where a new key is, and who gets its public half."""
+def made_key(public: Path, give: str, as_json: bool) -> None:
+    """Print where a new key is, and who gets its public half. give: a sentence with a place for either half."""
     private = public.with_suffix(".key")
-    give = f"Give {public} to the {operator}'s operator; {private.name} stays here."
-    answer({"key": str(private), "public": str(public)}, as_json, str(private), str(public), give)
+    said = (str(private), str(public), give.format(public, private.name))
+    answer({"key": str(private), "public": str(public)}, as_json, *said)
 
 
 def warn(text: str) -> None:

@@ -66,7 +66,7 @@ def make_key(
     """Create a key that signs a device's reports. A proxy gets its key from `homebody proxy init`."""
     from homebody.federation.service.keys import make_report_key
 
-    options.made_key(make_report_key(folder), "proxy", as_json)
+    options.made_key(make_report_key(folder), "Give {} to the proxy's operator; {} stays here.", as_json)
 
 
 @app.command()

@@ -6,13 +6,14 @@ The published folders hold `train` and `validation`, each with `behaviors.parque
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from homebody.data.news import described, with_impressions
-from homebody.data.population import Features, Impressions, Kind, Population, pointers
+from homebody.data.population import Impressions, Kind, Population, pointers
 from homebody.errors import HomebodyError
 
 __all__ = ["WEEKS", "read_ebnerd"]
@@ -51,7 +52,6 @@ def read_ebnerd(folder: Path) -> Population:
         before.append(np.bincount(owner[known.to_numpy()], minlength=len(user_ids))[whose[week]])
     marks = table.select("shown", "clicked").explode("shown")
     marks = marks.with_columns(clicked=pl.col("shown").is_in(pl.col("clicked")).fill_null(False))
-    features, names, notes = _described(folder / "articles.parquet", item_ids)
     people = Population(
         "ebnerd",
         pointers(np.bincount(owner, minlength=len(user_ids))),
@@ -60,10 +60,8 @@ def read_ebnerd(folder: Path) -> Population:
         times=history["time"].dt.epoch("s").to_numpy(),
         user_ids=user_ids,
         item_ids=item_ids,
-        item_names=names,
-        item_features=features,
-        notes=tuple(notes),
     )
+    people = _described(people, folder / "articles.parquet")
     impressions = Impressions(
         np.concatenate(list(whose.values())),
         pointers(table["shown"].list.len().to_numpy()),
@@ -124,9 +122,10 @@ def _behaviours(path: Path) -> pl.DataFrame:
     return table
 
 
-def _described(path: Path, item_ids: pl.Series) -> tuple[Features | None, pl.Series | None, list[str]]:
+def _described(people: Population, path: Path) -> Population:
     if not path.exists():
-        return None, None, [f"There is no {path.name}, so articles are known by id alone, without text."]
+        note = f"There is no {path.name}, so articles are known by id alone, without text."
+        return replace(people, notes=(*people.notes, note))
     table = _columns(path, ("article_id", "title", "subtitle", "body", "category_str"))
     table = table.rename({"article_id": "id", "category_str": "category"}).with_columns(pl.col("id").cast(pl.Int64))
-    return described(str(path), item_ids, table, ARTICLES)
+    return described(people, str(path), table, ARTICLES)

@@ -49,23 +49,19 @@ def read_ibm_articles(folder: Path, *, seed: int = SEED, by_popularity: bool = T
     nobody = rows["email"].null_count()
     rows = rows.drop_nulls("email").with_columns(pl.col("article_id").cast(pl.Int64))
     people = build("ibm-articles", rows["email"], rows["article_id"])
-    assert people.item_ids is not None
-    assert people.user_ids is not None
     titles = rows.unique("article_id", keep="first", maintain_order=True).select(id="article_id", title="title")
     table = titles.join(_bodies(folder), on="id", how="left", maintain_order="left")
-    features, names, notes = described(path.name, people.item_ids, table, KINDS)
+    people = described(people, path.name, table, KINDS)
     items, shown = _drawn(people, np.random.default_rng([seed, *b"ibm-articles"]), by_popularity)
     how = "by the number of their clicks" if by_popularity else "evenly"
     many = several(len(np.unique(shown.users)), "person", "people")
-    if nobody:
-        notes.append(f"{several(nobody, 'click names', 'clicks name')} no person: left out.")
+    notes = [f"{several(nobody, 'click names', 'clicks name')} no person: left out."] if nobody else []
     notes.append(
         f"ibm-articles has no impressions, so they are drawn (seed {seed}): {many} with {FEWEST} different "
         f"articles or more get one for each from the fourth on, of that article and {OTHERS} others, drawn {how}; "
         "one of each person, drawn evenly, is asked about, and the others are for learning alone."
     )
-    people = replace(people, items=items, item_names=names, item_features=features, notes=tuple(notes))
-    return with_impressions(people, shown)
+    return with_impressions(replace(people, items=items, notes=(*people.notes, *notes)), shown)
 
 
 def _bodies(folder: Path) -> pl.DataFrame:

@@ -78,7 +78,6 @@ def read_mind(folder: Path) -> Population:
     user_ids, user_order = users.sorted()
     item_ids, item_order = ids.sorted()
     table = pl.concat([_news(part / "news.tsv") for part in folders]).unique("id", keep="first", maintain_order=True)
-    features, names, notes = described(str(folders[0] / "news.tsv"), item_ids, table, KINDS)
     start = np.argsort(user_order)  # the user of each new number
     sizes = np.diff(starts)[start]
     people = Population(
@@ -88,10 +87,8 @@ def read_mind(folder: Path) -> Population:
         n_items=len(item_ids),
         user_ids=user_ids,
         item_ids=item_ids,
-        item_names=names,
-        item_features=features,
-        notes=tuple(notes),
     )
+    people = described(people, str(folders[0] / "news.tsv"), table, KINDS)
     shown = Impressions(
         user_order[lines["user"].to_numpy()],
         pointers(np.concatenate([chunk.lengths for chunk in chunks])),

@@ -67,13 +67,13 @@ def with_impressions(people: Population, lines: Impressions) -> Population:
     return replace(people, impressions=lines.taken(order[asks[order]]), notes=(*people.notes, *said))
 
 
-def described(
-    name: str, item_ids: pl.Series, table: pl.DataFrame, kinds: Mapping[str, Kind]
-) -> tuple[Features, pl.Series, list[str]]:
-    """The items' features in the order of the ids, their titles as names, and notes on what is missing.
+def described(people: Population, name: str, table: pl.DataFrame, kinds: Mapping[str, Kind]) -> Population:
+    """The people with their items' features and titles, and notes on what is missing.
 
-    table: a row for each item that something is known of, with its `id`.
+    table: a row for each item that something is known of, with its `id`. name: where it is from.
     """
+    assert people.item_ids is not None
+    item_ids = people.item_ids
     strangers = int((~item_ids.is_in(table["id"].implode())).sum())
     notes = []
     if strangers == len(item_ids):
@@ -96,4 +96,5 @@ def described(
         notes.append(
             f"{several(silent, 'news item', 'news items')} of {name} {'has' if silent == 1 else 'have'} no text."
         )
-    return Features(known, kinds), known["title"].fill_null(item_ids.cast(pl.String)), notes
+    names = known["title"].fill_null(item_ids.cast(pl.String))
+    return replace(people, item_names=names, item_features=Features(known, kinds), notes=(*people.notes, *notes))

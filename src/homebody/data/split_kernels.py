@@ -8,14 +8,7 @@ import numpy as np
 from homebody.kernels import ZERO, Array, below, nth_outside
 from homebody.parallel import inner, parallel
 
-__all__ = [
-    "candidates",
-    "first_only",
-    "hold_out",
-    "merge",
-    "pad_items",
-    "pad_rows",
-]
+__all__ = ["candidates", "first_only", "hold_out", "merge", "pad_items", "pad_rows"]
 
 
 @nb.njit(cache=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from homebody.core import Method
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown, unknown_name
 from homebody.privacy import Channel
 from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.reference import Reference
@@ -209,8 +209,7 @@ def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
         for key, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, Method | Reference) and value.__module__ == module_name
     }
-    if attribute not in classes:
-        raise unknown_name(f"method in {path} called", attribute, classes)
+    refuse_unknown(f"method in {path} called", [attribute], classes)
     return _checked(classes[attribute])
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from homebody.core import About, Users, param
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, refuse_unknown
 from homebody.methods.kernels.mf import Embeddings, Samples, draw
 from homebody.models.networks import Network
 from homebody.reference import Histories, Reference, Score
@@ -67,8 +67,7 @@ class NCF(Reference):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.model not in MODELS:
-            raise unknown_name("model of ncf", self.model, MODELS)
+        refuse_unknown("model of ncf", [self.model], MODELS)
         widths = [width.strip() for width in self.layers.split(",")]
         if len(widths) < 2 or not all(width.isdecimal() and int(width) for width in widths) or int(widths[0]) % 2:
             raise HomebodyError(

@@ -87,10 +87,9 @@ def _refuse_misplaced(training: Split, unit: str, said: Iterable[str]) -> None:
     """Refuse a name that belongs to another kind of column, exactly or nearly, and say to which."""
     known = {kind: list(encoded.codes) for kind, encoded in training.encoded.items()}
     owner = {name: kind for kind, names in known.items() for name in names}
-    what, have = {
-        "users": ("feature of people", "people have"),
-        "contexts": ("circumstance", "circumstances are"),
-    }[unit]
+    what, have = {"users": ("feature of people", "people have"), "contexts": ("circumstance", "circumstances are")}[
+        unit
+    ]
     for name in said:
         near = difflib.get_close_matches(name, owner, n=1, cutoff=0.8)
         if name in known[unit] or not near or owner[near[0]] == unit:

@@ -126,12 +126,7 @@ class Gateway:
     """
 
     def __init__(
-        self,
-        app: App,
-        secret: bytes,
-        limit: int = LIMIT,
-        *,
-        known: Callable[[Headers], bool] | None = None,
+        self, app: App, secret: bytes, limit: int = LIMIT, *, known: Callable[[Headers], bool] | None = None
     ) -> None:
         self.app, self.limit, self.known = app, limit, known
         self._token = operator_token(secret).encode()

@@ -10,14 +10,7 @@ import numpy as np
 from nacl import bindings as sodium
 
 from homebody.federation.secure_sum.collector import Collector, OpenedSum, talk
-from homebody.federation.secure_sum.helped import (
-    EPOCH_BYTES,
-    HelpedSum,
-    HelpedTerms,
-    Helper,
-    HelperEpoch,
-    sign_message,
-)
+from homebody.federation.secure_sum.helped import EPOCH_BYTES, HelpedSum, HelpedTerms, Helper, HelperEpoch, sign_message
 from homebody.federation.secure_sum.identities import new_key
 from homebody.federation.secure_sum.messages import FEWEST, Terms
 from homebody.federation.secure_sum.party import Party
