@@ -26,15 +26,6 @@ __all__ = ["audit"]
 
 PATIENCE = 2.0
 """Seconds before the progress bar appears."""
-OWN = {
-    "interactions": ("users",),
-    "canary": ("canaries", "trials", "confidence"),
-    "linkage": ("users",),
-    "membership": ("people", "shadows", "rounds"),
-    "view": ("users", "target", "feature", "sigma", "participations", "confidence"),
-    "words": ("users", "trials", "confidence"),
-}
-"""The options of each attack."""
 
 
 def audit(
@@ -108,22 +99,21 @@ def audit(
 
     Exit code 1: a measured lower bound exceeds the certified ε, or an attack does better than that ε allows.
     """
-    refuse_unknown("attack", [attack], OWN)
+    refuse_unknown("attack", [attack], ATTACKS)
+    make, own = ATTACKS[attack]
     typed: dict[str, Any] = {"users": users, "canaries": canaries, "trials": trials, "confidence": confidence}
     typed |= {"people": people, "shadows": shadows, "rounds": rounds}
     typed |= {"target": attacked, "feature": feature, "sigma": sigma, "participations": participations}
     given = {name: value for name, value in typed.items() if value is not None}
     for name in given:
-        if name not in OWN[attack]:
+        if name not in own:
             raise HomebodyError(f"--{name} is not for --attack {attack}: leave it out.")
     if trust_code:
         from homebody.run import trust_folder
 
         trust_folder(run, options.warn)
-    attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
-    attacks |= {"view": _view, "words": _words}
     target = _reopened(run, seed, as_json)
-    result, show = attacks[attack](target, given)
+    result, show = make(target, given)
     recipe, fitted = target.recipe, target.fitted
     result |= {
         "method": recipe.method,
@@ -270,6 +260,17 @@ def _words(target: Target, given: dict[str, Any]) -> Attacked:
     result |= {"confidence": given.get("confidence", 0.95), "trials": answers[0].lower.coins}
     result |= {"questions": [answer.as_dict() for answer in answers]}
     return {**result, "contradicted": any(answer.contradicted for answer in answers)}, _print_game
+
+
+ATTACKS: dict[str, tuple[Callable[[Target, dict[str, Any]], Attacked], tuple[str, ...]]] = {
+    "interactions": (_interactions, ("users",)),
+    "canary": (_canary, ("canaries", "trials", "confidence")),
+    "linkage": (_linkage, ("users",)),
+    "membership": (_membership, ("people", "shadows", "rounds")),
+    "view": (_view, ("users", "target", "feature", "sigma", "participations", "confidence")),
+    "words": (_words, ("users", "trials", "confidence")),
+}
+"""How each attack is made, and its options."""
 
 
 def _numbers(name: str, text: str | None) -> list[float]:

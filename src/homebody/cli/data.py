@@ -99,18 +99,12 @@ def info(source: Source, given: Given, as_json: Json = False) -> None:
     """Summarise a dataset: users, items, history lengths, duplicates, ties, times, features, impressions."""
     from homebody.cli.info import print_summary
     from homebody.data.filters import Filters
-    from homebody.data.sources import load
     from homebody.data.summary import summarise
-    from homebody.data.views import parse_views
 
     values = given.values() | {name: given.typed[name] for name in PATHS}  # as they were typed, for errors to name
-    views = pairs(given.typed["views"], "--view", first=True)
     # Before anything is read: what was mistyped need not wait for it.
     Filters.parse(values["filters"])
-    parse_views(views)
-    with fetching(quiet=as_json) as (say, progress):
-        population = load(source, **{**values.pop("columns"), **values, "views": views}, say=say, progress=progress)
-    population = _with_made(population, views)
+    population = _loaded(source, given.typed["views"], as_json, **{**values.pop("columns"), **values})
     summary, notes = summarise(population), population.notes
     answer({**asdict(summary), "notes": notes}, as_json, lambda: print_summary(summary, notes))
 
@@ -137,14 +131,8 @@ def export_data(
     With --part NAME, write the features of a view instead, such as --view NAME=FILE takes.
     """
     from homebody.data.export import chosen, export, export_elsewhere, export_view
-    from homebody.data.sources import load
-    from homebody.data.views import parse_views
 
-    views = pairs(view, "--view", first=True)
-    parse_views(views)
-    with fetching(quiet=as_json) as (say, progress):
-        population = load(source, data_dir=data_dir, views=views, say=say, progress=progress)
-    population = _with_made(population, views)
+    population = _loaded(source, view, as_json, data_dir=data_dir)
     who = None if users is None else chosen(users, population.n_users)
     people = population.n_users if who is None else len(who)
     if part not in ("history", "elsewhere"):
@@ -190,8 +178,15 @@ def fetching(*, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Pr
             bar.stop()
 
 
-def _with_made(population: Population, views: dict[str, str]) -> Population:
-    """With the views that are made of interactions, by the seed 0 unless they say another."""
+def _loaded(source: str, typed: list[str] | None, quiet: bool, **values: Any) -> Population:
+    """The population, with the views that were typed; made views have the seed 0 unless they say another."""
+    from homebody.data.sources import load
+    from homebody.data.views import parse_views
+
+    views = pairs(typed, "--view", first=True)
+    parse_views(views)
+    with fetching(quiet=quiet) as (say, progress):
+        population = load(source, **{**values, "views": views}, say=say, progress=progress)
     if not views:
         return population
     from homebody.view_vectors import make_views  # it loads torch
