@@ -19,7 +19,7 @@ from homebody.errors import HomebodyError
 from homebody.federation.device.home import Home
 from homebody.federation.device.models import PrivateState
 from homebody.federation.service.keys import read_report_pub
-from homebody.privacy import OBSERVERS, Charge, GaussianRelease, NonPrivate
+from homebody.privacy import OBSERVERS, Charge, GaussianRelease, NonPrivate, PureRelease
 
 LIGHT = {"torch", "numba", "scipy", "dp_accounting"}
 HEAVY = {*LIGHT, "numpy", "polars", "safetensors", "sqlite3"}
@@ -307,7 +307,8 @@ def loaded(*arguments: object) -> set[str]:
 
 def test_daily_commands_start_without_torch(filled: Path, tmp_path: Path) -> None:
     assert not loaded("--help") & HEAVY
-    for command, *rest in (("status",), ("pause",), ("append", "ann", "emma"), ("ledger",), ("export", tmp_path / "e")):
+    daily = (("status",), ("pause",), ("append", "ann", "emma"), ("ledger",), ("export", tmp_path / "e"), ("serving",))
+    for command, *rest in daily:
         assert not loaded(command, filled, *rest) & LIGHT
 
 
@@ -322,3 +323,60 @@ AQH/MAoGCCqGSM49BAMCA0cAMEQCIEG7s23EqTy+/jxNR5yiTy6k3ZzkZpLJWaX0
 1vyhTOFEAiAzrPdozLfjYTLIAXeCLjcF/MqbPtrxTcjUug53z7x6OA==
 -----END CERTIFICATE-----
 """
+
+
+def test_a_device_is_told_of_a_service(filled: Path, tmp_path: Path) -> None:
+    assert "No service: give one with --url" in said("serving", filled)
+    (tmp_path / "token").write_text("abc\n")
+    text = said("serving", filled, "--url", "https://rec.example.org:9443/", "--token-file", tmp_path / "token")
+    assert "https://rec.example.org:9443, mode auto.\nAsked every 1d for everybody" in text
+    told = answered("serving", filled, "--mode", "query", "--every", "12h")
+    assert told == {"url": "https://rec.example.org:9443", "mode": "query", "every": 43_200, "token": True}
+    assert "No budget: ε grows with every query" in said("serving", filled)
+    assert "service: https://rec.example.org:9443, mode query" in said("status", filled)
+    for arguments, sentence in (
+        (("--every", "often"), "A span of time is a number with s, m, h or d"),
+        (("--mode", "tables"), "did you mean 'table'?"),
+        (("--url", "rec.example.org"), "must be https://HOST:PORT"),
+    ):
+        assert sentence in refused("serving", filled, *arguments)
+        assert answered("serving", filled) == told
+    assert "no source of recommendations 'cloud'" in refused("recommend", filled, "ann", "--from", "cloud")
+    assert answered("serving", filled, "--url", "") == {"url": "", "mode": "query", "every": 43_200, "token": False}
+    assert "has no service: give it one with" in refused("recommend", filled, "ann", "--from", "server")
+
+
+def test_a_device_without_a_server_is_served_alone(tmp_path: Path, keys: Callable[[Path], Path]) -> None:
+    text = said("init", tmp_path / "d")
+    assert "A device without a server" in text
+    assert "homebody client serving" in text
+    assert "server: none" in said("status", tmp_path / "d")
+    said("people", tmp_path / "d", "--add", "ann")
+    assert "This device has no model yet" in refused("recommend", tmp_path / "d", "ann")
+    said("serving", tmp_path / "d", "--url", "http://127.0.0.1:9")
+    assert "cannot be reached" in refused("recommend", tmp_path / "d", "ann"), "It is what the device has."
+    assert "give its address as --server" in refused("init", tmp_path / "e", "--ca", tmp_path / "d")
+
+
+def test_the_ledger_tells_of_queries_and_how_long_the_budget_lasts(filled: Path) -> None:
+    charge = Charge("server", "user", PureRelease(5.0))
+    with Home(filled) as home:
+        home.configure(budget="eps=21,observer=server")
+        home.be_served("https://rec.example.org", serving_mode="query", serving_every=3600)
+        for turn in (1, 2):
+            about = ("ann", turn, "choice", "digest", charge.as_json())
+            drawn = home.queries.draw(*about, told=b"told", at=turn)
+            assert drawn is not None
+            home.ledger("ann").charge(f"query/choice/{turn}", [charge], number=turn)
+            home.queries.answer(home.queries.move(drawn, "sent", turn), b"answer")
+    text = said("ledger", filled, "--person", "ann")
+    assert "2 queries left for the service: 2 of kind choice, the last on 1970-01-01 00:00 UTC." in text
+    assert "At one query every 1h, without training, the budget lasts for 2 further queries: 2h." in text
+    assert "query/choice, rounds 1–2:" in text
+    assert "queries left" not in said("ledger", filled, "--person", "bob")
+    with Home(filled) as home:
+        home.configure(budget="eps=11,observer=server")
+    assert "The budget allows no further query" in said("ledger", filled, "--person", "ann")
+    with Home(filled) as home:
+        home.configure(budget=None)
+    assert "No budget: at one query every 1h, ε against the server is" in said("ledger", filled, "--person", "ann")

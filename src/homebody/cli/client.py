@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
-from homebody.cli import client_impressions, client_roster, client_views, options
+from homebody.cli import client_impressions, client_roster, client_serving, client_views, options
 from homebody.cli.client_roster import Dir
 from homebody.errors import HomebodyError, several
 from homebody.federation.secure_sum import FEWEST
@@ -30,7 +30,9 @@ Name = Annotated[str, Argument(help="The person, by name.")]
 @app.command()
 def init(
     folder: Annotated[Path, Argument(help="A folder that is empty or does not exist.", metavar="DIR")],
-    server: Annotated[str, Option(help="The server's address, HOST:PORT.")],
+    server: Annotated[
+        str, Option(help="The server's address, HOST:PORT; leave it out for a device that is only served.")
+    ] = "",
     ca: Annotated[
         Path | None, Option(help="The server's ca.pem; leave it out only for a server on this machine without TLS.")
     ] = None,
@@ -96,12 +98,16 @@ def init(
         f"Give {report_key} to the proxy's operator, with the same number of people (`homebody proxy allow`): it is "
         "another key, so that the two operators know no device by the same name."
     )
+    registered = (
+        f"Give {key} to the server's operator, and say how many people live with it: they are registered "
+        "together (`homebody keys add`). The other files are nobody else's."
+    )
+    served = f"Say who recommends with `homebody client serving {folder} --url https://HOST:PORT --ca ca.pem`."
     options.answer(
         {**created, "proxy": proxy, "reports_key": str(report_key)} if proxy else created,
         as_json,
-        f"A device for {server} is in {folder}.",
-        f"Give {key} to the server's operator, and say how many people live with it: they are registered "
-        "together (`homebody keys add`). The other files are nobody else's.",
+        f"A device for {server} is in {folder}." if server else f"A device without a server is in {folder}.",
+        registered if server else served,
         *([behind] if proxy else []),
         *([f"Give {key} to whoever signs the roster of devices too."] if roster_key else []),
         f"Bring in what they did with `homebody client import {folder} FILE`.",
@@ -260,7 +266,7 @@ def start(
         float, Option("--view-seconds", help="Seconds that apps have to answer in a round before they are left out.")
     ] = 5.0,
 ) -> None:
-    """Take part: answer the server's rounds until stopped (Ctrl-C, or SIGTERM)."""
+    """Take part: answer the server's rounds, and ask the service by the clock, until stopped (Ctrl-C, or SIGTERM)."""
     from homebody.federation.device.client import take_part
 
     take_part(folder, socket, view_seconds)
@@ -284,6 +290,7 @@ def limits(
 
 
 app.command()(client_roster.roster)
+app.command()(client_serving.serving)
 
 
 @app.command()
@@ -292,9 +299,21 @@ def recommend(
     person: Name,
     k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
     socket: Annotated[Path | None, Option(help="Where apps reach the device, if not at DIR.socket.")] = None,
+    source: Annotated[
+        str | None,
+        Option("--from", help="home: the model of the device's own training; server: what its service sent or ranked."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Recommend new items to a person, ranked on this device without a network. Apps give their views' scores."""
+    """Recommend new items to a person, ranked on this device without a network. Apps give their views' scores.
+
+    With --from server, by what the device's service sent; where no client runs, it is asked now if its turn has come.
+    """
+    with _home(folder) as home:
+        if client_serving.is_served(home, source):
+            client_serving.print_served(home, person, k, as_json)
+            return
+
     from homebody.federation.device.apps import asking
     from homebody.federation.device.household import recommend as ranked
 
@@ -360,7 +379,8 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
         {**described, "reports": reports, "overruns": overruns, "people": rows},
         as_json,
         f"{settings.name or 'a device'} in {folder}: {'running' if running else 'not running'}{rest}",
-        f"server: {settings.server}",
+        f"server: {settings.server or 'none'}",
+        *([f"service: {settings.serving}, mode {settings.serving_mode}"] if settings.serving else []),
         *([f"proxy: {settings.proxy}, {several(reports, 'report')} sent"] if settings.proxy else []),
         f"budget of each person: {settings.budget or 'none'}",
         *([late] if overruns else []),
@@ -442,6 +462,7 @@ def _print_disclosure(disclosed: dict[str, Any]) -> None:
             f"    {rounds} of {line['run'][:8]}: {several(line['answers'], 'answer')}, "
             f"{several(line['bytes'], 'byte')}, the last on {at}"
         )
+    client_serving.print_queries(disclosed["queries"], say)
     if not ledger["releases"]:
         say("  Nothing was charged: ε = 0 against everyone.")
         return

@@ -115,17 +115,30 @@ def test_a_home_of_a_newer_schema_is_refused_and_untouched(home: Home) -> None:
     assert home.store.file.read_bytes() == before
 
 
+ADDED = {
+    2: "ALTER TABLE mark DROP COLUMN reports; DROP TABLE message; DELETE FROM setting WHERE name = 'proxy'",
+    3: "DROP TABLE profile; DROP TABLE sheet",
+    4: "DROP TABLE view",
+    5: "DROP TABLE secure_sum",
+    6: "DROP TABLE impression",
+    7: "DROP TABLE received; DROP TABLE turn; DROP TABLE query; DELETE FROM setting WHERE name LIKE 'serving%'",
+}
+"""What undoes each schema."""
+
+
+def of_schema(home: Home, version: int) -> None:
+    """Make the closed home one of an earlier schema."""
+    database = sqlite3.connect(home.store.file)
+    undone = (text for added, text in ADDED.items() if added > version)
+    database.executescript("; ".join([*undone, f"PRAGMA user_version = {version}"]))
+    database.close()
+
+
 def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
     ann = home.people.add("ann")
     home.outbox.finish(ann, "run", "train/1", "d", None, b"answer")
     home.close()
-    database = sqlite3.connect(home.store.file)
-    database.executescript(
-        "ALTER TABLE mark DROP COLUMN reports; DROP TABLE message; DELETE FROM setting WHERE name = 'proxy'; "
-        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; DROP TABLE secure_sum; DROP TABLE impression; "
-        "PRAGMA user_version = 1;"
-    )
-    database.close()
+    of_schema(home, 1)
     for _ in range(2):
         with Home(home.path) as again:
             assert [mark.reports for mark in again.outbox.sent(ann)] == [0]
@@ -138,9 +151,7 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
 
 def test_a_home_without_views_is_brought_forward(home: Home) -> None:
     home.close()
-    database = sqlite3.connect(home.store.file)
-    database.executescript("DROP TABLE view; DROP TABLE secure_sum; DROP TABLE impression; PRAGMA user_version = 3;")
-    database.close()
+    of_schema(home, 3)
     with Home(home.path) as again:
         assert again.views.all() == []
         again.views.add("taste", 4321)
@@ -151,12 +162,7 @@ def test_a_home_without_views_is_brought_forward(home: Home) -> None:
 def test_a_home_without_profiles_is_brought_forward(home: Home) -> None:
     ann = home.people.add("ann")
     home.close()
-    database = sqlite3.connect(home.store.file)
-    database.executescript(
-        "DROP TABLE profile; DROP TABLE sheet; DROP TABLE view; DROP TABLE secure_sum; DROP TABLE impression; "
-        "PRAGMA user_version = 2;"
-    )
-    database.close()
+    of_schema(home, 2)
     with Home(home.path) as again:
         assert (again.people.profile(ann), again.items.schema()) == ({}, None)
         again.people.describe(ann, {"age": "25", "job": "vet"})
@@ -165,6 +171,24 @@ def test_a_home_without_profiles_is_brought_forward(home: Home) -> None:
             again.people.describe(ann, {"job": "spy\nvet"})
     with Home(home.path) as again:
         assert again.people.profile(ann) == {"job": "vet"}
+
+
+def test_a_home_without_queries_is_brought_forward(home: Home) -> None:
+    home.people.add("ann")
+    home.close()
+    of_schema(home, 6)
+    for _ in range(2):
+        with Home(home.path) as again:
+            assert (again.queries.turn(), again.queries.of("ann"), again.received.get("head")) == (None, [], None)
+            assert (again.settings.serving, again.settings.serving_mode, again.settings.serving_every) == (
+                ("", "auto", 86_400)
+            )
+    with Home(home.path) as again:
+        again.queries.begin_turn(5, every=10)
+        again.configure(serving="https://rec.example.org", serving_mode="query")
+    with Home(home.path) as again:
+        assert again.queries.turn() == (1, 5)
+        assert again.settings.serving_mode == "query"
 
 
 def test_what_is_no_home_is_refused(tmp_path: Path) -> None:
@@ -577,9 +601,7 @@ def test_a_home_is_opened_without_torch(home: Home) -> None:
 def test_a_home_without_impressions_is_brought_forward(home: Home) -> None:
     ann = home.people.add("ann")
     home.close()
-    database = sqlite3.connect(home.store.file)
-    database.executescript("DROP TABLE impression; PRAGMA user_version = 5;")
-    database.close()
+    of_schema(home, 5)
     with Home(home.path) as again:
         assert again.impressions.of(ann) == []
         again.impressions.append(ann, ["emma", "ulysses"], ["emma"], time=5)

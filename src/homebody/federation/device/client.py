@@ -1,4 +1,7 @@
-"""The process of a device: join the network, wait for letters, answer them, and reconnect after any failure."""
+"""The process of a device: join the network, wait for letters, answer them, and reconnect after any failure.
+
+A second thread asks the service that recommends, by the clock.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from homebody.errors import HomebodyError
 from homebody.federation.device.desk import SECONDS, Desk
 from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
@@ -29,6 +33,10 @@ HOLD = 20.0
 """Seconds that a pull waits on the server's side."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds before a server that is away is tried again."""
+LONGEST_SERVICE_PAUSE = 300.0
+"""The same for a service."""
+LOOK = 1.0
+"""Seconds between two looks at whether the service is to be asked."""
 
 
 def take_part(folder: Path, where: Path | None = None, view_seconds: float = SECONDS) -> None:
@@ -47,11 +55,14 @@ def take_part(folder: Path, where: Path | None = None, view_seconds: float = SEC
             desk = Desk(folder, where, seconds=view_seconds, log=log)
             log("listening", views=len(views))
         device = Device(home, log, reporter, desk=desk, sleep=stop.wait)
-        client = _Client(home, device, folder, stop)
+        clock = threading.Thread(target=_keep_asking, args=(folder, stop), name="clock", daemon=True)
+        clock.start()
         try:
-            client.run()
+            if home.settings.server:
+                _Client(home, device, folder, stop).run()
+            else:
+                stop.wait()
         finally:
-            client.fleet.close()
             if reporter is not None:
                 reporter.close()
             if desk is not None:
@@ -72,6 +83,40 @@ def _reporter(home: Home, folder: Path, stop: threading.Event) -> Reporter | Non
     return Reporter.of(folder, home.settings, lambda: stop.is_set() or home.settings.paused)
 
 
+def _keep_asking(folder: Path, stop: threading.Event) -> None:
+    """Ask the service whenever a turn has come; one that cannot be asked is tried again, ever more rarely."""
+    pause, why = FIRST_PAUSE, ""
+    with Home(folder) as home:
+        while not stop.is_set():
+            if home.settings.paused or not home.settings.serving:
+                stop.wait(LOOK)
+                continue
+            try:
+                asked = _ask(home, stop)
+                pause, why = FIRST_PAUSE, ""
+                if asked:
+                    log("served", turn=asked)
+                stop.wait(LOOK)
+            except Exception as error:  # a service must not end the thread
+                said = str(error) if isinstance(error, HomebodyError) else type(error).__name__
+                if said != why:  # said once, not every time
+                    log("not served", reason=said[:200])
+                    why = said
+                stop.wait(pause)
+                pause = min(2 * pause, LONGEST_SERVICE_PAUSE)
+
+
+def _ask(home: Home, stop: threading.Event) -> int:
+    """Take the present turn if it has something left to do; its number, or 0 if not."""
+    from homebody.federation.device.serving import Asker
+
+    asker = Asker(home, silent=lambda: stop.is_set() or home.settings.paused, wait=stop.wait)
+    try:
+        return asker.take_turn() if asker.wanted else 0
+    finally:
+        asker.close()
+
+
 class _Client:
     def __init__(self, home: Home, device: Device, folder: Path, stop: threading.Event) -> None:
         self._home, self._device, self._folder, self._stop = home, device, folder, stop
@@ -84,6 +129,12 @@ class _Client:
         return Fleet(settings.server, ca=known, key=key, last_node=settings.node)
 
     def run(self) -> None:
+        try:
+            self._run()
+        finally:
+            self.fleet.close()
+
+    def _run(self) -> None:
         while not self._stop.is_set() and not self._device.stuck:
             if self._home.settings.paused:
                 self._rest()

@@ -478,13 +478,14 @@ class Device:
         """
         outbox, release = self.home.outbox, task.counted
         ledger, name = self.home.ledger(slot), f"{task.run}/{release}@{task.ask}"
-        begun = outbox.begun(slot, task.run, release, task.ask) and ledger.knows(name)
-        again = begun and task.ask not in outbox.answered(slot, task.run, release)
-        if not again and not self._may(assignment, slot):
-            raise HomebodyError("The task would exceed this person's privacy budget.")
-        outbox.begin(slot, task.run, release, task.ask)
-        code = f"{task.method}, homebody {__version__}"
-        ledger.charge(name, assignment.charges, repeat=again, number=task.step, code=code)
+        with self.home.charging(slot):  # queries to a service are charged to the same ledger
+            begun = outbox.begun(slot, task.run, release, task.ask) and ledger.knows(name)
+            again = begun and task.ask not in outbox.answered(slot, task.run, release)
+            if not again and not self._may(assignment, slot):
+                raise HomebodyError("The task would exceed this person's privacy budget.")
+            outbox.begin(slot, task.run, release, task.ask)
+            code = f"{task.method}, homebody {__version__}"
+            ledger.charge(name, assignment.charges, repeat=again, number=task.step, code=code)
 
     def _answer_person(self, task: Task, assignment: Assignment, slot: int) -> bytes:
         """One person's answer: the one that was given before, or a new one, charged first and then written down."""

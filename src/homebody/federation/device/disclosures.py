@@ -1,4 +1,4 @@
-"""What left a device about a person: every answer, what each release disclosed to whom, and the ε that was spent."""
+"""What left a device about a person: answers and queries, what each release disclosed to whom, and the ε of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from homebody.federation.device.home import Home
 from homebody.federation.device.outbox import SentAnswer
-from homebody.federation.device.people import Who
+from homebody.federation.device.people import Person, Who
+from homebody.federation.device.queries import OPEN
 
 if TYPE_CHECKING:
-    from homebody.privacy import Ledger
+    from homebody.privacy import Budget, Ledger
     from homebody.report.statement import Release
 
 __all__ = ["disclosure"]
+
+DAY = 86_400
+AHEAD = 30 * DAY
+"""How far ahead ε is said where no budget bounds it."""
+MOST_QUERIES = 4096
+"""How many more queries are counted that a budget allows."""
 
 
 def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
@@ -23,6 +30,7 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
     person, budget = home.people.find(who), None
     record: dict[str, Any] = {"person": person.name, "slot": person.slot, "active": person.active}
     record["sent"] = _sent(home.outbox.sent(person))
+    record["queries"] = _queries(home, person)
     if not home.ledger_file(person).exists():
         empty: dict[str, Any] = {"rows": 0, "releases": 0, "hash": None, "lines": []}
         return {**record, "delta": delta, "ledger": empty, "certified": [], "budget": None}
@@ -56,6 +64,7 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
         ),
         "budget": None if budget is None else {**asdict(budget), "spent": budget.spent(ledger)},
     }
+    whole["queries"] = {**record["queries"], **_pace(home, person, ledger, budget, delta)}
     return cast(dict[str, Any], jsonable(whole))
 
 
@@ -97,6 +106,45 @@ def _sent(marks: list[SentAnswer]) -> dict[str, Any]:
         line = {"run": run, "phase": phase, "first": answers[0].release, "last": answers[-1].release}
         lines.append({**line, **_totals(answers), "at": answers[-1].at})
     return {**_totals(marks), "lines": lines, "each": [mark._asdict() for mark in marks]}
+
+
+def _queries(home: Home, person: Person) -> dict[str, Any]:
+    """A person's queries to the service: how many left, what they were, and when."""
+    settings, queries = home.settings, home.queries.of(person)
+    left = [query for query in queries if query.left is not None]
+    kinds = {kind: sum(query.kind == kind for query in left) for kind in dict.fromkeys(query.kind for query in left)}
+    each = [{"kind": query.kind, "model": query.model, "state": query.state, "at": query.left} for query in left]
+    return {
+        "service": settings.serving,
+        "every": settings.serving_every,
+        "left": len(left),
+        "kinds": kinds,
+        "at": left[-1].left if left else None,
+        "open": sum(query.state in OPEN for query in queries),
+        "refused": sum(query.state == "refused" for query in queries),
+        "each": each,
+    }
+
+
+def _pace(home: Home, person: Person, ledger: Ledger, budget: Budget | None, delta: float) -> dict[str, Any]:
+    """How long the budget lasts if a query like the last one leaves in every turn; without a budget, what ε will be."""
+    from homebody.privacy import Charge
+    from homebody.privacy.events import event_from_json
+
+    queries, every = home.queries.of(person), home.settings.serving_every
+    if not queries:
+        return {}
+    charge = Charge("server", "user", event_from_json(queries[-1].event))
+    if budget is None:
+        also = [charge] * max(1, AHEAD // every)
+        return {"epsilon_in_30_days": ledger.epsilon("server", delta=delta, also=also).epsilon}
+    low, high = 0, 1
+    while high <= MOST_QUERIES and budget.allows(ledger, [charge] * high):
+        low, high = high, 2 * high
+    while high - low > 1 and low < MOST_QUERIES:
+        middle = (low + high) // 2
+        low, high = (middle, high) if budget.allows(ledger, [charge] * middle) else (low, middle)
+    return {"lasts": {"queries": low, "seconds": low * every, "more": low >= MOST_QUERIES}}
 
 
 def _totals(marks: list[SentAnswer]) -> dict[str, int]:

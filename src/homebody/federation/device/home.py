@@ -24,22 +24,27 @@ from homebody.federation.device.known_roster import KnownRoster
 from homebody.federation.device.models import Models
 from homebody.federation.device.outbox import Outbox
 from homebody.federation.device.people import People, Who
-from homebody.federation.device.settings import HomeSettings, limit_fields
-from homebody.federation.device.store import HomeStore
+from homebody.federation.device.queries import ASKING, Queries
+from homebody.federation.device.received import Received
+from homebody.federation.device.settings import HomeSettings, limit_fields, read_certificate
+from homebody.federation.device.store import WRITE_TIMEOUT, HomeStore
 from homebody.federation.device.sums import Sums
 from homebody.federation.device.views import KnownViews
 from homebody.federation.secure_sum import FEWEST
-from homebody.federation.service.text import claiming
-from homebody.files import touch
+from homebody.federation.service.text import claiming, read_file
+from homebody.files import holding, replacing, touch
 
 if TYPE_CHECKING:
     from homebody.privacy import Ledger
 
 __all__ = ["Home"]
 
+SERVING_CA, SERVING_TOKEN = "serving-ca.pem", "serving-token"
+LONGEST_TOKEN = 1000
+
 
 class Home(AbstractContextManager["Home"]):
-    """One device: people, history, impressions, items, models, outbox, views and secure sums, over one store.
+    """One device: people, history, impressions, items, models, outbox, views, secure sums and queries, over one store.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -69,6 +74,8 @@ class Home(AbstractContextManager["Home"]):
         self.outbox = Outbox(self.store, self.people, self.models)
         self.views = KnownViews(self.store)
         self.sums = Sums(self.store)
+        self.received = Received(self.store)
+        self.queries = Queries(self.store, self.people)
         self._ledgers: dict[int, Ledger] = {}
 
     @classmethod
@@ -127,6 +134,48 @@ class Home(AbstractContextManager["Home"]):
             db.executemany("INSERT OR REPLACE INTO setting VALUES (?, ?)", rows)
         return settings
 
+    def be_served(
+        self, url: str | None = None, *, ca: Path | None = None, token_file: Path | None = None, **changes: Any
+    ) -> HomeSettings:
+        """Change the service that recommends from its catalogue: its address, the certificate that it is known by, the
+        token that it asks for, and other settings by name. All are changed, or none.
+
+        At another address there is another service: what came from the one before is deleted, its certificate and
+        token too.
+        """
+        known = None if ca is None else read_certificate(ca)
+        token = None if token_file is None else _token(token_file)
+        with self.store.writing():
+            before = self.settings
+            changes |= {} if url is None else {"serving": url.rstrip("/")}
+            settings = self.configure(**changes)
+            if (known or token) and not settings.serving:
+                raise HomebodyError("--ca and --token-file belong to a service: give its address as --url too.")
+            moved = settings.serving != before.serving
+            if moved:
+                self.queries.begin_anew()
+            elif settings.serving_mode not in (before.serving_mode, *ASKING):
+                self.queries.hurry()  # other rows are wanted, and to ask for them costs nothing
+            for name, content in ((SERVING_CA, known), (SERVING_TOKEN, token)):
+                if content is not None:
+                    with replacing(self.path / name) as file:
+                        file.write(content)
+                elif moved:
+                    (self.path / name).unlink(missing_ok=True)
+        return settings
+
+    @property
+    def serving_token(self) -> str | None:
+        """The token for the service, if it asks for one."""
+        file = self.path / SERVING_TOKEN
+        return file.read_text("ascii") if file.exists() else None
+
+    @property
+    def serving_ca(self) -> Path | None:
+        """The file of the certificate that the service is known by; None: authorities that this system knows."""
+        file = self.path / SERVING_CA
+        return file if file.exists() else None
+
     def ledger(self, who: Who) -> Ledger:
         """A person's own ledger. It stays open until the home is closed."""
         slot = self.people.find(who).slot
@@ -145,6 +194,12 @@ class Home(AbstractContextManager["Home"]):
         """The file of a person's ledger, which does not exist before the first charge."""
         return self.path / "ledgers" / f"{self.people.find(who).slot}.sqlite"
 
+    def charging(self, who: Who) -> AbstractContextManager[int]:
+        """Be the only one, of all threads and processes, that compares a person's budget with their ledger and charges
+        it."""
+        lock = self.path / "ledgers" / f"{self.people.find(who).slot}.lock"
+        return holding(lock, f"{lock} is held by another process of this device: try again.", patience=WRITE_TIMEOUT)
+
     def close(self) -> None:
         for ledger in self._ledgers.values():
             ledger.close()
@@ -153,6 +208,14 @@ class Home(AbstractContextManager["Home"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _token(file: Path) -> bytes:
+    """The token in a file: one line of printable ASCII."""
+    text = read_file(file, LONGEST_TOKEN + 2).strip()
+    if not 0 < len(text) <= LONGEST_TOKEN or not all(33 <= byte <= 126 for byte in text):
+        raise HomebodyError(f"{file} holds no token: it is one line, as the service's operator gave it.")
+    return text
 
 
 @lru_cache(maxsize=64)

@@ -87,6 +87,11 @@ class People:
             db.execute("DELETE FROM answer WHERE mark IN (SELECT id FROM mark WHERE person = ?)", (slot,))
             db.execute("DELETE FROM message")  # each may hold reports of this person
             db.execute("DELETE FROM secure_sum")  # and this, an update: without it the device helps to open no sum
+            db.execute(
+                "UPDATE query SET state = CASE WHEN state IN ('drawn', 'charged', 'sent') THEN 'gone' ELSE state END, "
+                "told = NULL, answer = NULL WHERE person = ?",
+                (slot,),
+            )
             if delete_history:
                 db.execute("DELETE FROM interaction WHERE person = ?", (slot,))
                 db.execute("DELETE FROM impression WHERE person = ?", (slot,))

@@ -1,4 +1,4 @@
-"""The settings of a device: its server, its proxy, its people's budget, the limits of a task, and whom it believes."""
+"""The settings of a device: its server, proxy and service, its people's budget, a task's limits, whom it believes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation.secure_sum import FEWEST
-from homebody.federation.service.text import check_proxy, one_line, read_file, split_address
+from homebody.federation.service.text import LONGEST_SPAN, check_proxy, one_line, read_file, split_address
 
-__all__ = ["HomeSettings", "limit_fields", "read_certificate", "server_certificate"]
+__all__ = ["MODES", "HomeSettings", "limit_fields", "read_certificate", "server_certificate"]
 
 LIMITS = ("memory", "operations", "bytes", "seconds")
 """What a task may use, by name; each is the field `most_…` of the settings."""
+MODES = ("auto", "table", "shelf", "query", "server")
+"""How a device may be served; auto: by the table where it is small, else by the shelf."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class HomeSettings:
     """
 
     server: str
+    """The address of the server whose rounds it answers; empty: it takes part in no training."""
     name: str = ""
     """What the device calls itself."""
     budget: str | None = None
@@ -52,9 +55,15 @@ class HomeSettings:
     """Devices in a secure sum below which this one takes no part."""
     roster_key: str = ""
     """The public key of whoever signs the roster of devices, as OpenSSH text; empty: the server is believed."""
+    serving: str = ""
+    """The address of the service that recommends from its catalogue; empty: none."""
+    serving_mode: str = "auto"
+    """How to be served: one of `MODES`."""
+    serving_every: int = 86_400
+    """Seconds from one turn of asking the service to the next."""
 
     def __post_init__(self) -> None:
-        if split_address(str(self.server)) is None:
+        if self.server != "" and split_address(str(self.server)) is None:
             raise HomebodyError(
                 f"The server's address must be HOST:PORT, such as example.org:9092, not '{self.server}'."
             )
@@ -72,6 +81,12 @@ class HomeSettings:
             )
         if self.roster_key:
             one_line(self.roster_key, "The public key that signs rosters", 1000)
+        if self.serving:
+            check_proxy(self.serving, "A service")
+        if self.serving_mode not in MODES:
+            raise unknown_name("mode of being served", self.serving_mode, MODES)
+        if type(self.serving_every) is not int or not 1 <= self.serving_every <= LONGEST_SPAN:
+            raise HomebodyError("A device asks its service every second to every year (--every 24h), not more or less.")
 
     @property
     def limits(self) -> dict[str, int | float]:
@@ -104,6 +119,10 @@ def limit_fields(limits: Mapping[str, float]) -> dict[str, Any]:
 def server_certificate(server: str, file: Path | None) -> bytes | None:
     """The certificate that a device knows its server by; a server on the same machine needs none."""
     host = HomeSettings(server=server).host
+    if not server:
+        if file is not None:
+            raise HomebodyError("--ca is the certificate of a server: give its address as --server HOST:PORT too.")
+        return None
     if file is not None:
         return read_certificate(file)
     if host in ("localhost", "127.0.0.1", "::1"):

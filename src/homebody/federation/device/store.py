@@ -11,6 +11,8 @@ earlier version made are brought forward when they are opened. The parts of a `H
     outbox.py     begun, mark, answer, message
     sums.py       secure_sum
     views.py      view
+    received.py   received
+    queries.py    turn, query
     home.py       setting
 
 Two things are files of their own: each person's ledger (home.py), and the roster (known_roster.py).
@@ -31,7 +33,7 @@ from homebody.files import holding, is_held
 
 __all__ = ["SCHEMA_VERSION", "HomeStore"]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 WRITE_TIMEOUT = 30.0
 """Seconds to wait for other processes that write."""
 PROBE_SECONDS = 0.5
@@ -84,12 +86,22 @@ _IMPRESSION = (
     "time NOT NULL, ranked TEXT NOT NULL, shown TEXT NOT NULL, clicked TEXT NOT NULL);"
 )
 _OF_PERSON = "CREATE INDEX impression_of_person ON impression (person);"
+_RECEIVED = (
+    "CREATE TABLE received (name TEXT PRIMARY KEY, model TEXT NOT NULL, version INTEGER NOT NULL, bytes BLOB NOT NULL);"
+)
+_TURN = "CREATE TABLE turn (one INTEGER PRIMARY KEY CHECK (one = 0), number INTEGER NOT NULL, at INTEGER NOT NULL);"
+_QUERY = (
+    "CREATE TABLE query (id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES person, turn INTEGER NOT NULL, "
+    "nonce TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, model TEXT NOT NULL, event TEXT NOT NULL, state TEXT NOT NULL, "
+    "at INTEGER NOT NULL, left INTEGER, told BLOB, answer BLOB);"
+)
 _MIGRATIONS = {
     1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGE),
     2: (_PROFILE, _SHEET),
     3: (_VIEW,),
     4: (_SECURE_SUM,),
     5: (_IMPRESSION, _OF_PERSON),
+    6: (_RECEIVED, _TURN, _QUERY),
 }
 """The statements that lead from each schema version to the next."""
 _PRAGMAS = (
@@ -138,7 +150,8 @@ class HomeStore:
             with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
-                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} {_VIEW} {_SECURE_SUM} {_IMPRESSION} {_OF_PERSON}"
+                later = (_MESSAGE, _PROFILE, _SHEET, _VIEW, _SECURE_SUM, _IMPRESSION, _OF_PERSON)
+                tables = " ".join((_TABLES, *later, _RECEIVED, _TURN, _QUERY))
                 database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
                 rows = [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()]
                 database.executemany("INSERT INTO setting VALUES (?, ?)", rows)

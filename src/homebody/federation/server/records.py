@@ -327,30 +327,38 @@ class Records:
     def load(self) -> Progress | None:
         """The last whole checkpoint, to go on from; the rounds recorded after it are taken back, to be run again. One
         that was damaged is dropped for the one before it, and counted as `checkpoints damaged`."""
+        with self.database.transaction():
+            number, progress, damaged = self._whole()
+            if damaged:
+                self.database.execute("DELETE FROM checkpoint_part WHERE checkpoint > ?", (number,))
+                self.database.execute("DELETE FROM checkpoint WHERE number > ?", (number,))
+                self.count("checkpoints damaged", damaged)
+            step = 0 if progress is None else progress.step
+            self.database.execute("DELETE FROM round WHERE step > ?", (step,))
+        return progress
+
+    def progress(self) -> Progress | None:
+        """The last whole checkpoint, to look at; nothing is changed."""
+        with self.database.transaction():
+            return self._whole()[1]
+
+    def _whole(self) -> tuple[int, Progress | None, int]:
+        """The last whole checkpoint: its number and content, and how many after it were damaged."""
         import safetensors.torch
 
         from homebody.report.record import unpacked
 
-        with self.database.transaction():
-            query = "SELECT number, about, size, sha256 FROM checkpoint ORDER BY number DESC"
-            for number, about, size, digest in (known := self.database.execute(query).fetchall()):
-                content = b"".join(self._parts(number))
-                if len(content) == size and _digest(about, content) == digest:
-                    break
-            else:
-                if known:
-                    raise HomebodyError(
-                        f"No checkpoint in {self.database.name} is whole (their checksums are wrong); restore a backup."
-                    )
-                self.database.execute("DELETE FROM round")
-                return None
-            if damaged := known[0][0] - number:
-                self.database.execute("DELETE FROM checkpoint_part WHERE checkpoint > ?", (number,))
-                self.database.execute("DELETE FROM checkpoint WHERE number > ?", (number,))
-                self.count("checkpoints damaged", damaged)
-            progress = unpacked(json.loads(about), safetensors.torch.load(content))
-            self.database.execute("DELETE FROM round WHERE step > ?", (progress.step,))
-        return progress
+        query = "SELECT number, about, size, sha256 FROM checkpoint ORDER BY number DESC"
+        known = self.database.execute(query).fetchall()
+        for number, about, size, digest in known:
+            content = b"".join(self._parts(number))
+            if len(content) == size and _digest(about, content) == digest:
+                return number, unpacked(json.loads(about), safetensors.torch.load(content)), known[0][0] - number
+        if known:
+            raise HomebodyError(
+                f"No checkpoint in {self.database.name} is whole (their checksums are wrong); restore a backup."
+            )
+        return 0, None, 0
 
     def add_round(self, line: Round) -> None:
         """Record what is known after a round, or fill in what was measured after it."""

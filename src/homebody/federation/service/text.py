@@ -13,6 +13,8 @@ from pathlib import Path
 from homebody.errors import HomebodyError
 
 __all__ = [
+    "LONGEST_SPAN",
+    "ago",
     "check_proxy",
     "check_view",
     "claiming",
@@ -21,12 +23,16 @@ __all__ = [
     "one_line",
     "read_authority",
     "read_file",
+    "read_span",
+    "span",
     "split_address",
 ]
 
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
 _ADDRESS = re.compile(_HOST + r":(?P<port>[0-9]{1,5})")
 _URL = re.compile(r"(?P<scheme>https?)://" + _HOST + r"(:(?P<port>\d{1,5}))?/?")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+LONGEST_SPAN = 366 * _UNITS["d"]
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -39,6 +45,40 @@ def split_address(text: str) -> tuple[str, int] | None:
     match = _ADDRESS.fullmatch(text)
     port = int(match["port"]) if match else 0
     return (match["host"].strip("[]"), port) if match and 0 < port < 65536 else None
+
+
+def read_span(text: str) -> int:
+    """Seconds from a span of time as people write it.
+
+    >>> read_span("24h"), read_span("90s"), read_span("7d")
+    (86400, 90, 604800)
+    """
+    match = re.fullmatch(r"(\d{1,9})\s*([smhd])", text.strip())
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 1 <= seconds <= LONGEST_SPAN:
+        raise HomebodyError(f"A span of time is a number with s, m, h or d, such as 24h, up to 366d, not '{text}'.")
+    return seconds
+
+
+def span(seconds: int) -> str:
+    """The inverse of `read_span`, in the largest unit that fits.
+
+    >>> span(86400), span(90), span(7200)
+    ('1d', '90s', '2h')
+    """
+    unit, size = next((unit, size) for unit, size in reversed(_UNITS.items()) if seconds % size == 0)
+    return f"{seconds // size}{unit}"
+
+
+def ago(seconds: float) -> str:
+    """A span of time in the largest unit that it reaches, rounded down.
+
+    >>> ago(0.4), ago(119), ago(90_000)
+    ('0s', '1m', '1d')
+    """
+    whole = max(0, int(seconds))
+    unit, size = next(((unit, size) for unit, size in reversed(_UNITS.items()) if whole >= size), ("s", 1))
+    return f"{whole // size}{unit}"
 
 
 def check_proxy(url: str, what: str = "A proxy") -> None:

@@ -1,0 +1,401 @@
+"""How a device is served: it asks a service turn by turn, writes down what comes, and ranks at home.
+
+    ask what is offered → fetch the model and the rows that everyone gets → for each person: draw, write down
+    → wait → for each person: charge, send, write the answer down
+
+A turn asks for everyone who takes part, whether or not they have a history or use what comes, and at a time that
+depends on nobody. What a person tells is written down before it is charged, and charged before it leaves (`queries`).
+So a device may be killed at any moment: it goes on with the same query, and its charge is the same release.
+
+Between two turns, or past the budget, the last answer is used again; without one, the rows that everyone gets. A device
+never asks for a row because it is in a history: rows of what people have are those that came anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from homebody import __version__
+from homebody.core import Rows, Tree
+from homebody.errors import HomebodyError, several
+from homebody.federation import wire
+from homebody.federation.device.history import Interaction
+from homebody.federation.device.home import Home
+from homebody.federation.device.household import RankedItem
+from homebody.federation.device.people import OptedOut, Person
+from homebody.federation.device.queries import ASKING, EACH_TURN, DrawnQuery, Overtaken, Turn
+from homebody.federation.device.received import ReceivedPart
+from homebody.federation.service.text import ago
+from homebody.privacy import Budget, Charge, Ledger
+from homebody.privacy.events import event_from_json
+from homebody.report.statement import figure
+from homebody.rng import SystemRng
+from homebody.serving import model as serving
+from homebody.serving.client import (
+    Client,
+    Offer,
+    RefusedRequest,
+    ServedTable,
+    head_path,
+    list_path,
+    query_body,
+    ranking,
+    shelf_path,
+    table_path,
+)
+from homebody.serving.model import Head
+from homebody.serving.rows import Part, join
+from homebody.settings import DELTA
+
+__all__ = ["Asker", "Recommended", "recommend"]
+
+AUTO_BYTES = 64 << 20
+"""The largest table that a device takes whole if it may choose."""
+DRAWING = 1.0
+"""Seconds for each person between the start of drawing and the moment at which queries leave."""
+GONE = (404, 410)
+"""How a service says that it has another model."""
+LATER = (401, 403, 408, 429)
+"""What a service may say of a query that it takes at another time."""
+
+
+class Asker:
+    """Asks the service of a home for everyone who takes part.
+
+    silent: whether nothing may leave any more, asked before each query. wait: waits so many seconds.
+    log: told of events, never of what is in a query.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        log: Callable[..., None] = lambda event, **facts: None,
+        *,
+        client: Client | None = None,
+        silent: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.time,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.home, self._log, self._silent, self._clock, self._wait = home, log, silent, clock, wait
+        settings = home.settings
+        if not settings.serving:
+            raise HomebodyError(
+                f"The device in {home.path} has no service: give it one with `homebody client serving {home.path} "
+                "--url https://HOST:PORT --ca ca.pem`."
+            )
+        self._client = client or Client(settings.serving, ca=home.serving_ca, token=home.serving_token or "")
+
+    def close(self) -> None:
+        self._client.close()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a turn has come, or one is not done with."""
+        settings, model = self.home.settings, self.home.received.model
+        about = model if settings.serving_mode in ASKING else ""
+        return not model or self.home.queries.wanted(int(self._clock()), settings.serving_every, about)
+
+    def take_turn(self) -> int:
+        """Do what the present turn has left to do; its number. Raises `HomebodyError` if the service cannot be asked:
+        what was written down stays, and the next call goes on with it."""
+        queries, settings = self.home.queries, self.home.settings
+        now, held = int(self._clock()), self.home.received.get("head")
+        with _understood():
+            due = held is None or queries.due(now, settings.serving_every)
+            head = self._fetch(now) if held is None or due else Head.read(held.bytes)
+            turn = queries.turn()
+            assert turn is not None
+            for _ in range(EACH_TURN if settings.serving_mode in ASKING else 0):
+                self._draw(turn, head)
+                if self._send(head):
+                    break
+                before, head = head, self._fetch(now)
+                if head.digest == before.digest:  # it has the model, and not what was asked of it
+                    queries.give_up("")
+        return turn.number
+
+    def _fetch(self, now: int) -> Head:
+        """Bring the model and the rows that everyone gets up to date, which begins a turn that is due. Nothing of
+        anybody is in what is asked."""
+        received, offer = self.home.received, self._client.model()
+        way = self._way(offer)
+        known = received.get("head", offer.model)
+        content = self._client.get(head_path(offer.model)) if known is None else known.bytes
+        head = Head.read(content)
+        rows = "table" if way == "table" else "shelf"
+        part = self._table(offer) if way == "table" else Part.read(self._client.get(shelf_path()))
+        if not head.digest == part.model == offer.model:
+            raise HomebodyError("The service changed its model while it was asked: ask again.")
+        if way in ASKING and head.mechanism is None:
+            raise HomebodyError("The service offers queries without saying how to draw them: update the older side.")
+        with self.home.store.writing():
+            came = {"head": content, rows: part.content}
+            received.put({name: ReceivedPart(offer.model, part.version, one) for name, one in came.items()})
+            self.home.queries.give_up(offer.model)
+            self.home.queries.begin_turn(now, self.home.settings.serving_every)
+        return head
+
+    def _way(self, offer: Offer) -> str:
+        """How to be served, by the device's settings and what is offered."""
+        mode = self.home.settings.serving_mode
+        if mode == "auto":
+            small = 0 < offer.table_bytes <= AUTO_BYTES
+            mode = "table" if "table" in offer.ways and (small or "shelf" not in offer.ways) else "shelf"
+        if mode not in offer.ways:
+            raise HomebodyError(
+                f"The service does not serve this model by --mode {mode}: it offers {', '.join(offer.ways)}."
+            )
+        return mode
+
+    def _table(self, offer: Offer) -> Part:
+        """Every row: those that are here, with what changed since."""
+        held = self.home.received.get("table", offer.model)
+        if held is not None and held.version == offer.version:
+            return Part.read(held.bytes)
+        table = ServedTable.read(self._client.get(table_path(None if held is None else held.version)))
+        if held is None or table.since is None:
+            return table.part
+        if table.since != held.version:
+            raise HomebodyError("The service sent what changed since another version than was asked for.")
+        before, gone = Part.read(held.bytes), {*table.removed, *table.part.ids}
+        kept = [place for place, item in enumerate(before.ids) if item not in gone]
+        return join(table.part, before.only(torch.tensor(kept, dtype=torch.int64)))
+
+    def _draw(self, turn: Turn, head: Head) -> None:
+        """Draw what everyone who wants a query tells, and wait: when it leaves says nothing of histories."""
+        began, wanting = time.monotonic(), self.home.queries.wanting(turn.number, head.digest)
+        for slot in wanting:
+            try:
+                self._draw_for(slot, turn, head)
+            except OptedOut:
+                continue
+        if seconds := DRAWING * len(wanting):
+            end = began + seconds * max(1, math.ceil((time.monotonic() - began) / seconds))
+            while (left := end - time.monotonic()) > 0 and not self._silent():
+                self._wait(left)
+
+    def _draw_for(self, slot: int, turn: Turn, head: Head) -> None:
+        assert head.query is not None
+        assert head.mechanism is not None
+        charge, told = Charge("server", "user", head.mechanism.event), None
+        if self._allows(slot, charge):
+            told = wire.encode_tree({"told": head.tell(self._interest(slot, head), SystemRng())})
+        about = (slot, turn.number, head.query.kind, head.digest, charge.as_json())
+        self.home.queries.draw(*about, told=told, at=int(self._clock()))
+
+    def _interest(self, slot: int, head: Head) -> Tensor:
+        """Where a person looks; zeros if nothing can be said of it, so that nobody learns of a failure."""
+        try:
+            part, known = _at_home(self.home, slot, head)
+            with torch.no_grad():
+                return serving.interest_of(head, part, known)
+        except Exception as error:
+            self._log("nothing", reason=str(error) if isinstance(error, HomebodyError) else type(error).__name__)
+            return torch.zeros(head.size)
+
+    def _allows(self, slot: int, charge: Charge) -> bool:
+        budget = self.home.settings.budget
+        return not budget or Budget.parse(budget).allows(self.home.ledger(slot), [charge])
+
+    def _send(self, head: Head) -> bool:
+        """Charge and send what is open; False: the service has another model."""
+        for query in self.home.queries.open(head.digest):
+            if self._silent():
+                return True
+            try:
+                self._send_one(query)
+            except (OptedOut, Overtaken):
+                continue
+            except RefusedRequest as error:
+                if error.status in GONE:
+                    return False
+                if error.status in LATER or error.status >= 500:
+                    raise
+                self.home.queries.move(query, "gone")
+                self._log("query refused", reason=str(error))
+        return True
+
+    def _send_one(self, query: DrawnQuery) -> None:
+        queries = self.home.queries
+        if query.state == "drawn" and (query := self._charge(query)).state == "refused":
+            return
+        query = queries.move(query, "sent", int(self._clock()))
+        assert query.told is not None
+        told = wire.decode_tree(query.told)["told"]
+        if self.home.settings.serving_mode == "query" and query.kind == "choice":
+            answer = self._client.get(list_path(query.model, int(told)))
+            if Part.read(answer).model != query.model:
+                raise HomebodyError("The service sent rows of another model: ask again.")
+        else:
+            answer = self._client.post(query_body(query.model, told))
+            ranking(answer)
+        queries.answer(query, answer)
+
+    def _charge(self, query: DrawnQuery) -> DrawnQuery:
+        """Charge a query that was drawn; one that was charged before a kill is the same release."""
+        ledger, charge = self.home.ledger(query.person), Charge("server", "user", event_from_json(query.event))
+        name = f"query/{query.kind}/{query.turn}"
+        with self.home.charging(query.person):
+            self.home.people.participant(query.person)
+            if not ledger.repeats(name, query.nonce) and not self._allows(query.person, charge):
+                return self.home.queries.move(query, "refused")
+            code = f"homebody {__version__}"
+            ledger.charge(name, [charge], repeat=True, number=query.turn, code=code, digest=query.nonce)
+        return self.home.queries.move(query, "charged")
+
+
+class Recommended(NamedTuple):
+    """Recommendations by what a service sent, and how they came about."""
+
+    items: list[RankedItem]
+    way: str
+    """table, shelf, query or server."""
+    epsilon: float
+    """ε of the query that was answered; 0: none was used."""
+    spent: float
+    """ε of everything that the person's ledger has, against the server."""
+    delta: float
+    asked: int
+    """When that query left, or else the turn began, in seconds since 1970."""
+    left_out: int
+    """Items of the person whose rows are not here."""
+    notes: tuple[str, ...]
+
+
+def recommend(home: Home, person: Person, k: int = 10, *, asker: Asker | None = None) -> Recommended:
+    """A person's best new items, by what the service sent. Where no client runs, the service is asked first if its turn
+    has come; otherwise nothing leaves the device."""
+    asker, notes = asker or Asker(home), list[str]()
+    try:
+        if not home.received.model or (asker.wanted and not home.store.client_runs()):
+            asker.take_turn()
+    except HomebodyError as error:
+        if not home.received.model:
+            raise
+        notes.append(f"{error} What came before is used again.")
+    finally:
+        asker.close()
+    with _understood():
+        return _ranked(home, person, k, notes)
+
+
+def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommended:
+    mode, turn, held = home.settings.serving_mode, home.queries.turn(), home.received.get("head")
+    assert held is not None
+    assert turn is not None
+    head, budget = Head.read(held.bytes), home.settings.budget
+    part, known = _at_home(home, person, head)
+    there, delta = set(part.ids), Budget.parse(budget).delta if budget else DELTA
+    query = next(iter(home.queries.answers(person, head.digest)), None) if mode in ASKING else None
+    way, epsilon, asked = "table" if home.received.get("table") else "shelf", 0.0, turn.at
+    ranked = None
+    if query is not None and query.answer is not None:
+        charge = Charge("server", "user", event_from_json(query.event))
+        epsilon, asked = Ledger().epsilon("server", delta=delta, also=[charge]).epsilon, query.left or query.at
+        way = "query" if _is_list(query.answer) else "server"
+        own = set(known.items)
+        ranked = None if way == "query" else [pair for pair in ranking(query.answer) if pair[0] not in own][:k]
+    if ranked is None:
+        with torch.no_grad():
+            best = serving.rank(head, part, known, k)
+        ranked, notes = best.items, [*notes, *best.notes]
+    spent = home.ledger(person).epsilon("server", delta=delta).epsilon if home.ledger_file(person).exists() else 0.0
+    if mode in ASKING and query is None:
+        refused = any(one.state == "refused" for one in home.queries.of(person)[-1:])
+        notes.append("The budget allows no query." if refused else "No query of theirs was answered yet.")
+    names = {**dict(home.items.all()), **part.names}
+    return Recommended(
+        [RankedItem(item, names.get(item, item), score) for item, score in ranked],
+        way,
+        epsilon,
+        spent,
+        delta,
+        asked,
+        sum(item not in there for item in known.items),
+        (*notes, _how(way, len(part), epsilon, asked), *([_in_all(spent, delta)] if spent else [])),
+    )
+
+
+def _how(way: str, rows: int, epsilon: float, asked: int) -> str:
+    """How a ranking came about."""
+    when = f"{ago(time.time() - asked)} ago"
+    if way == "server":
+        return f"Ranked by the service for what was told {when}, at ε = {figure(epsilon)}."
+    if way == "query":
+        told = f"a list for what was told {when}, at ε = {figure(epsilon)}"
+        return f"Ranked here on {several(rows, 'row')}: those that everyone gets, and {told}."
+    which = "all" if way == "table" else "those that everyone gets"
+    return f"Ranked here on {several(rows, 'row')}, {which}, as of {when}: nothing was told, ε = 0."
+
+
+def _in_all(spent: float, delta: float) -> str:
+    return f"ε against the server is {figure(spent)} in all, training and queries together, at δ = {delta:g}."
+
+
+def _at_home(home: Home, who: Person | int, head: Head) -> tuple[Part, serving.AtHome]:
+    """The rows that are here, and what the device knows of a person. Of several interactions with an item, the first
+    counts."""
+    first: dict[str, Interaction] = {}
+    for one in home.history.of(who):
+        first.setdefault(one.item, one)
+    ratings = [one.rating for one in first.values() if one.rating is not None]
+    given = ratings if len(ratings) == len(first) else None
+    part = _rows(home, head, who, list(first))
+    local = _private_state(home, who, head, part)
+    return part, serving.AtHome(list(first), given, home.people.profile(who), local=local)
+
+
+def _private_state(home: Home, who: Person | int, head: Head, part: Part) -> Tree | None:
+    """A person's private state, if the device took part in training this model; items are numbered as in the part."""
+    model = home.models.ranking()
+    if model is None or not head.run or json.loads(model.description)["run"] != head.run:
+        return None
+    state = home.models.state(who, head.run, model.step + 1)
+    if state is None:
+        return None
+    header, parts = wire.decode_letter(state.bytes)
+    if header["phase"] != model.release.rpartition("/")[0]:
+        return None
+    number, ids = dict(zip(part.ids, part.items.tolist(), strict=True)), [item for item, _ in home.items.all()]
+
+    def renumbered(rows: Rows) -> Rows:
+        index = [number.get(ids[place], -1) if 0 <= place < len(ids) else -1 for place in rows.index.tolist()]
+        return Rows(torch.tensor(index, dtype=torch.int64), rows.value, 1 + max(number.values(), default=-1))
+
+    local = wire.decode_tree(parts["state"])
+    return {name: renumbered(value) if isinstance(value, Rows) else value for name, value in local.items()}
+
+
+def _rows(home: Home, head: Head, who: Person | int, own: Sequence[str]) -> Part:
+    """The rows that everyone gets and the person's last list; of their earlier lists, those of their own items."""
+    rows = home.received.get("table", head.digest) or home.received.get("shelf", head.digest)
+    assert rows is not None
+    answers = [query.answer for query in home.queries.answers(who, head.digest) if query.answer is not None]
+    lists, wanted = [Part.read(answer) for answer in answers if _is_list(answer)], set(own)
+    latest = 1 if home.settings.serving_mode in ASKING else 0
+    for number, part in enumerate(lists[latest:], latest):
+        places = [place for place, item in enumerate(part.ids) if item in wanted]
+        lists[number] = part.only(torch.tensor(places, dtype=torch.int64))
+    return join(Part.read(rows.bytes), *lists)
+
+
+def _is_list(answer: bytes) -> bool:
+    """Whether an answer is rows, not a ranking."""
+    return answer.startswith(wire.MAGIC)
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Say in a sentence that what a service sent cannot be read."""
+    try:
+        yield
+    except wire.Malformed as error:
+        raise HomebodyError(f"The service sent something that this device cannot read: {error}") from error
