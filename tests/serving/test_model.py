@@ -173,6 +173,14 @@ def test_the_server_looks_where_a_query_points(query: str) -> None:
     assert len(set(best.tolist())) == 7
 
 
+def test_who_trained_has_an_interest_without_any_rows() -> None:
+    model, theirs = served("fedmf", "choice:epsilon=5,interests=4"), person("fedmf", 3)
+    elsewhere = [item for item in range(120) if model.ids[item] not in theirs.items][:5]
+    assert theirs.local is not None
+    assert torch.equal(interest_of(model.head, model.rows(elsewhere), theirs), theirs.local["user"])
+    assert not interest_of(model.head, model.rows(elsewhere), theirs._replace(local=None)).any()
+
+
 def test_interests_are_of_the_model_and_not_of_its_items() -> None:
     one, other = (served("fedials", f"choice:epsilon={number},interests=4") for number in (5, 6))
     assert one.digest != other.digest

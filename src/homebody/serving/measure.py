@@ -28,7 +28,7 @@ from homebody.audit.queries import bound
 from homebody.core import Method, Tree, Users
 from homebody.errors import HomebodyError
 from homebody.evaluation import Question
-from homebody.evaluation.metrics import hit, ndcg, place, skew
+from homebody.evaluation.metrics import NOWHERE, Places, hit, ndcg, place, skew
 from homebody.privacy.accountant import epsilon
 from homebody.privacy.queries import Choice, Query
 from homebody.rng import Rng
@@ -57,10 +57,10 @@ class _Plan:
     model: Served
     seeds: int
     """Draws of the query's noise; 0: nothing is asked."""
-    chosen: Tensor | None = None
-    """(N,) which items everyone gets; None: all."""
+    common: Tensor | None = None
+    """The numbers of the items that everyone gets; None: all."""
     lists: Tensor | None = None
-    """(B, N) which items each choice adds."""
+    """(B, k) the numbers of those that each choice adds."""
     sums: list[dict[str, float]] = field(default_factory=list)
     """Of each draw: the sums of figures over questions."""
     count: int = 0
@@ -97,8 +97,14 @@ class _AtHome(Simulator):
         for where, _, locals_ in super()._holdings(method, self.given, users, data):
             yield where, self.given, locals_
 
-    def interests(self, model: Served, users: Users, data: tuple[Tensor, ...]) -> Tensor:
-        """(users, r) where each of them looks."""
+    def interests(self, model: Served, group: _Group, valid: Tensor | None = None) -> Tensor:
+        """(users, r) where each of them looks; zeros for somebody without a history.
+
+        valid: which of their items count; None: all.
+        """
+        users, data = group.users, group.data
+        if valid is not None:
+            data = (data[0], valid, *data[2:])
         method, serving = model.method, model.head.serving
         out = torch.zeros(len(users), model.head.size)
         for where, tree, locals_ in self._holdings(method, self.given, users, data):
@@ -108,7 +114,7 @@ class _AtHome(Simulator):
                 return serving.interest(method, tree, local, self._client_data(*mine))
 
             out[where] = vmap(one)(locals_, *columns).float()
-        return torch.where(data[1].any(1)[:, None], out, 0.0)
+        return torch.where(group.data[1].any(1)[:, None], out, 0.0)
 
 
 class _Group(NamedTuple):
@@ -160,9 +166,10 @@ def measure(
     method = acting(fitted.method)
     device = {**plain.shared, **fitted.shared}  # with the index, and what devices did not train from
     with torch.no_grad():
+        home = _AtHome(runtime, served_tree(plain))
         total = len(runtime.split.asked())
         for group in _groups(runtime):
-            _measure(group, runtime, method, device, plain, plans, own=own)
+            _measure(group, runtime, home, method, device, plain, plans, own=own)
             step(group.first + len(group.users), total)
     return {
         "run": str(path),
@@ -197,7 +204,7 @@ def _plain_plans(model: Served, rows: Sequence[int], impressions: bool) -> Itera
         yield _Plan("nobody", None, model, 0)
         return
     for count in rows:
-        yield _Plan("shelf", count, model, 0, chosen=_marked(model, model.shelf(count)))
+        yield _Plan("shelf", count, model, 0, common=model.shelf(count))
 
 
 def _query_plans(model: Served, rows: Sequence[int], seeds: int, impressions: bool) -> Iterator[_Plan]:
@@ -206,47 +213,107 @@ def _query_plans(model: Served, rows: Sequence[int], seeds: int, impressions: bo
         return
     for count in rows:
         half = count // 2
-        plan = _Plan("query", count, model, seeds, chosen=_marked(model, model.shelf(half)))
+        plan = _Plan("query", count, model, seeds, common=model.shelf(half))
         if isinstance(model.head.mechanism, Choice):
-            added = lists(model.places, model.head.interests, count - half, model.shelf(half))
-            plan.lists = torch.stack([_marked(model, items) for items in added])
+            plan.lists = lists(model.places, model.head.interests, count - half, model.shelf(half))
         yield plan
 
 
-def _marked(model: Served, items: Tensor) -> Tensor:
-    marked = torch.zeros(len(model.ids), dtype=torch.bool)
-    marked[items] = True
-    return marked
-
-
 def _measure(
-    group: _Group, runtime: Simulator, method: Method, device: Tree, model: Served, plans: list[_Plan], *, own: bool
+    group: _Group,
+    runtime: Simulator,
+    home: _AtHome,
+    method: Method,
+    device: Tree,
+    model: Served,
+    plans: list[_Plan],
+    *,
+    own: bool,
 ) -> None:
     """Take some people's figures into all plans."""
-    home = _AtHome(runtime, served_tree(model))
     items = torch.arange(len(model.ids)) if group.shown is None else group.shown
     truth = runtime._scores(method, device, group.users, group.data, items)
     rounded = home._scores(method, home.given, group.users, group.data, items)
-    asked = own and any(plan.query is not None for plan in plans)
-    interests = home.interests(model, group.users, group.data) if asked else None
+    asked = (own or group.shown is not None) and any(plan.query is not None for plan in plans)
+    interests = home.interests(model, group) if asked else None
+    if group.shown is not None:
+        common = model.head.serving.common(method, model.shared, model.catalogue)[group.shown]
+        given = {"device": truth, "table": rounded, "nobody": common}
+        for plan in plans:
+            for seed in range(max(1, plan.seeds)):
+                scores = _by_server(group, plan, seed, interests) if plan.seeds else given[plan.way]
+                plan.add(seed, _of_impressions(group, truth, scores))
+        return
+    best = _Best.of(truth, group.question)
     for plan in plans:
         for seed in range(max(1, plan.seeds)):
-            if plan.way == "device":
-                scores = truth
-            elif plan.way == "table":
-                scores = rounded
-            elif plan.way == "nobody":
-                assert group.shown is not None
-                common = model.head.serving.common(method, model.shared, model.catalogue)
-                scores = common[group.shown]
-            elif plan.way == "server":
-                assert group.shown is not None
-                assert interests is not None
-                heard = _heard(plan.model, interests, group.first, seed)
-                scores = (plan.model.places[group.shown] @ heard[:, :, None])[:, :, 0]
+            if plan.common is None:
+                scores = truth if plan.way == "device" else rounded
+                places, first = place(scores.contiguous(), group.question)["full/"], best.ten(scores)
             else:
-                scores = _on_part(group, home, method, plan, seed, rounded, interests, own=own)
-            plan.add(seed, _figures(group, truth, scores))
+                columns, scores = _on_part(group, home, method, plan, seed, rounded, interests, own=own)
+                places, first = best.among(columns, scores)
+            plan.add(seed, best.figures(places, first))
+
+
+class _Best(NamedTuple):
+    """What each question is about, and the ten items that the device itself would put first."""
+
+    question: Question
+    seen: Tensor
+    """(Q, N) what is not new to the person."""
+    own: Tensor
+    """(Q, 10) the ten, or −1 where there are fewer."""
+
+    @classmethod
+    def of(cls, truth: Tensor, question: Question) -> _Best:
+        assert question.seen is not None
+        seen = torch.zeros(len(question.owner), truth.shape[1] + 1, dtype=torch.bool)
+        seen = seen.scatter_(1, question.seen, True)[:, :-1]
+        blank = cls(question, seen, question.owner)
+        return blank._replace(own=blank.ten(truth))
+
+    def ten(self, scores: Tensor) -> Tensor:
+        """The ten new items of the highest scores (people, N)."""
+        return _ten(torch.where(self.seen, -torch.inf, scores[self.question.owner]))
+
+    def among(self, columns: Tensor, scores: Tensor) -> tuple[Places, Tensor]:
+        """Where the held-out items stand in each person's part, and its ten best; columns (people, K) names the part's
+        items, and scores theirs. What is not in a part stands nowhere."""
+        items, values, relevant = columns[self.question.owner], scores[self.question.owner], self.question.relevant
+        new = ~self.seen.gather(1, items)
+        held = (items[:, :, None] == relevant[:, None, :]).any(2)
+        ranks = []
+        for one in relevant.T:
+            here = items == one[:, None]
+            score = torch.where(here, values, torch.inf).amin(1, keepdim=True)
+            before = (~(values < score) & new & ~held).sum(1)
+            ranks.append(torch.where(here.any(1), before, NOWHERE))
+        rank = torch.stack(ranks, 1).sort(dim=1).values
+        rank = torch.where(rank < NOWHERE, rank + torch.arange(rank.shape[1]), NOWHERE)
+        best = _ten(torch.where(new, values, -torch.inf))
+        named = torch.where(best < 0, -1, items.gather(1, best.clamp(min=0)))
+        return Places(rank, (relevant >= 0).sum(1), rank[:, 0].float()), named
+
+    def figures(self, places: Places, first: Tensor) -> dict[str, Tensor]:
+        """How good a ranking is, and how its first ten differ from the device's own."""
+        there = self.own >= 0
+        width = self.own.shape[1]
+        first = torch.nn.functional.pad(first, (0, width - first.shape[1]), value=-1)
+        same = ((self.own[:, :, None] == first[:, None, :]) & there[:, :, None]).any(2)
+        count = there.sum(1).clamp(min=1)
+        return {
+            f"hr@{TEN}": hit(places, TEN),
+            f"ndcg@{TEN}": ndcg(places, TEN),
+            "share": same.sum(1) / count,
+            "tau": ((self.own != first) & there).sum(1) / count,
+        }
+
+
+def _ten(scores: Tensor) -> Tensor:
+    """(Q, 10) the columns of the highest scores; −1 where there are fewer."""
+    best = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf).topk(min(TEN, scores.shape[1]), dim=1)
+    return torch.where(best.values > -torch.inf, best.indices, -1)
 
 
 def served_tree(model: Served) -> Tree:
@@ -255,9 +322,13 @@ def served_tree(model: Served) -> Tree:
     return model.head.serving.joined(model.head.shared, part.rows, part.whole)
 
 
-def _heard(model: Served, interests: Tensor, first: int, seed: int) -> Tensor:
-    """(users, r) where the server looks for each of these people."""
-    return vmap(model.head.heard)(_told(model, interests, first, seed))
+def _by_server(group: _Group, plan: _Plan, seed: int, interests: Tensor | None) -> Tensor:
+    """The server's scores of what these people are shown, by what they told it."""
+    assert group.shown is not None
+    assert interests is not None
+    model = plan.model
+    heard = vmap(model.head.heard)(_told(model, interests, group.first, seed))
+    return (model.places[group.shown] @ heard[:, :, None])[:, :, 0]
 
 
 def _told(model: Served, interests: Tensor, first: int, seed: int) -> Tensor:
@@ -277,59 +348,46 @@ def _on_part(
     interests: Tensor | None,
     *,
     own: bool,
-) -> Tensor:
-    """The scores of the items of each person's part, and −∞ for the others.
+) -> tuple[Tensor, Tensor]:
+    """(people, K) the items of each person's part, and their scores.
 
     interests: where each person looks, by all of their items; None: only by those whose rows are in the part.
     """
-    assert plan.chosen is not None
-    chosen = plan.chosen.expand(len(group.users), -1)
+    assert plan.common is not None
+    chosen = plan.common.expand(len(group.users), -1)
     items, valid, *others = group.data
     if plan.query is not None:
-        partly = (items, valid & plan.chosen[items], *others)
-        looks = home.interests(plan.model, group.users, partly) if interests is None else interests
+        looks = interests
+        if looks is None:
+            looks = home.interests(plan.model, group, valid & _inside(items, chosen))
         told = _told(plan.model, looks, group.first, seed)
         if plan.lists is not None:
-            chosen = chosen | plan.lists[told.long()]
+            added = plan.lists[told.long()]
         else:
             assert plan.rows is not None
             fit = vmap(plan.model.head.heard)(told) @ plan.model.places.T
-            fit[:, plan.chosen] = -torch.inf
-            best = fit.topk(min(plan.rows - plan.rows // 2, int((~plan.chosen).sum())), dim=1).indices
-            chosen = chosen.scatter(1, best, True)
-    if not own:
-        data = (items, valid & chosen.gather(1, items), *others)
-        scores = home._scores(method, home.given, group.users, data, torch.arange(scores.shape[1]))
-    return torch.where(chosen, scores, -torch.inf)
+            fit[:, plan.common] = -torch.inf
+            added = fit.topk(min(plan.rows - plan.rows // 2, fit.shape[1] - len(plan.common)), dim=1).indices
+        chosen = torch.cat([chosen, added], 1)
+    if own:
+        return chosen, scores.gather(1, chosen)
+    partly = (items, valid & _inside(items, chosen), *others)
+    return chosen, home._scores(method, home.given, group.users, partly, chosen)
 
 
-def _figures(group: _Group, truth: Tensor, scores: Tensor) -> dict[str, Tensor]:
-    """The figures of each question: how good these scores are, and how they differ from the device's own."""
+def _inside(items: Tensor, chosen: Tensor) -> Tensor:
+    """(people, L) which of each one's items are among those chosen for them."""
+    ordered = chosen.sort(dim=1).values
+    place = torch.searchsorted(ordered, items.contiguous()).clamp(max=ordered.shape[1] - 1)
+    return ordered.gather(1, place) == items
+
+
+def _of_impressions(group: _Group, truth: Tensor, scores: Tensor) -> dict[str, Tensor]:
+    """The figures of each impression: how good these scores are, and how they differ from the device's own."""
     question = group.question
-    if group.shown is not None:
-        columns = torch.cat([question.relevant, question.candidates], 1)
-        own, other = (table[question.owner].gather(1, columns.clamp(min=0)) for table in (truth, scores))
-        places = place(scores.contiguous(), question)[""]
-        return {"auc": places.auc, "tau": skew(own, other, columns >= 0)}
-    places = place(scores.contiguous(), question)["full/"]
-    first, own = (_best(table[question.owner], question) for table in (scores, truth))
-    there = own >= 0
-    same = ((own[:, :, None] == first[:, None, :]) & there[:, :, None]).any(2)
-    count = there.sum(1).clamp(min=1)
-    return {
-        f"hr@{TEN}": hit(places, TEN),
-        f"ndcg@{TEN}": ndcg(places, TEN),
-        "share": same.sum(1) / count,
-        "tau": ((own != first) & there).sum(1) / count,
-    }
-
-
-def _best(scores: Tensor, question: Question) -> Tensor:
-    """(Q, 10) the best items that are new to each person; −1 where there are fewer."""
-    assert question.seen is not None
-    new = torch.cat([scores, scores[:, :1]], 1).scatter(1, question.seen, -torch.inf)[:, :-1]
-    best = new.nan_to_num(-torch.inf, torch.inf, -torch.inf).topk(min(TEN, new.shape[1]), dim=1)
-    return torch.where(best.values > -torch.inf, best.indices, -1)
+    columns = torch.cat([question.relevant, question.candidates], 1)
+    own, other = (table[question.owner].gather(1, columns.clamp(min=0)) for table in (truth, scores))
+    return {"auc": place(scores.contiguous(), question)[""].auc, "tau": skew(own, other, columns >= 0)}
 
 
 def _ways(plans: list[_Plan], delta: float, impressions: bool, canaries: int) -> list[dict[str, Any]]:

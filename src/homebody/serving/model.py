@@ -377,9 +377,10 @@ def rank(head: Head, part: Part, person: AtHome, k: int) -> Ranked:
 
 
 def interest_of(head: Head, part: Part, person: AtHome) -> Tensor:
-    """(r,) where somebody looks, as `Head.tell` takes it; zeros if they have none of the part's items."""
+    """(r,) where somebody looks, as `Head.tell` takes it; zeros if nothing is known: they never trained, and the part
+    has none of their items."""
     home = _home(head, part, person)
-    if not bool(home.data.valid.any()):
+    if person.local is None and not bool(home.data.valid.any()):
         return torch.zeros(head.size)
     interest = head.serving.interest(head.method, home.shared, home.local, home.data)
     return interest.detach().float()
