@@ -85,13 +85,16 @@ def _starts_processes(what: Any, seen: dict[object, bool]) -> bool:
     what = getattr(what, "__func__", what)
     if not inspect.isfunction(what) and not isinstance(what, type):
         what = type(what)
-    functions = [one for one in (vars(what).values() if isinstance(what, type) else [what]) if inspect.isfunction(one)]
-    if not functions or TESTS not in Path(functions[0].__code__.co_filename).parents:
-        return False
     if what not in seen:
         seen[what] = False  # until it is known, for those that name each other
-        named = [one.__globals__.get(name) for one in functions for name in _names(one.__code__)]
-        seen[what] = any(one is subprocess or one is multiprocessing or _starts_processes(one, seen) for one in named)
+        functions = [
+            one for one in (vars(what).values() if isinstance(what, type) else [what]) if inspect.isfunction(one)
+        ]
+        if functions and TESTS in Path(functions[0].__code__.co_filename).parents:
+            named = [one.__globals__.get(name) for one in functions for name in _names(one.__code__)]
+            seen[what] = any(
+                one is subprocess or one is multiprocessing or _starts_processes(one, seen) for one in named
+            )
     return seen[what]
 
 

@@ -17,7 +17,7 @@ from homebody.data.pretrained import pretrained_at
 
 PAGE = (DOCS / "news.md").read_text(encoding="utf-8")
 SMALL = {
-    "run fedrec --data MINDsmall": "--rounds 1 --cohort 4 --set d=20 --set words=random",
+    "run fedrec --data MINDsmall": "--rounds 1 --cohort 4 --set d=20 --set heads=2 --set words=random",
     "run fedrec": "--rounds 1 --set d=20",
     "run dp-fedrec": "--rounds 1 --set d=20",
     "run news-cen": "--rounds 1 --set d=20",

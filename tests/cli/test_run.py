@@ -1,6 +1,6 @@
 """`homebody run`, as a person at a keyboard meets it: real processes, and real kills.
 
-Processes start warm (`tests.warm`) but for three that start as a person starts them: what they give must be the same.
+Processes start warm (`tests.warm`) but for two that start as a person starts them: what they give must be the same.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def test_one_object_on_stdout_the_same_each_time_and_another_with_another_seed(t
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Nest) -> tuple[dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    found = result(*LONG, cwd=folder)
+    found = result(*LONG, cwd=folder, warm=warm)
     return found, folder / found["run"]
 
 

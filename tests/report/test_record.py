@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
+from tests.warm import Nest
 
 from homebody.core import Evaluated
 from homebody.errors import HomebodyError
@@ -253,15 +254,14 @@ def test_only_a_run_is_opened_as_one(tmp_path: Path) -> None:
         RunFolder.open(tmp_path)
 
 
-def test_a_folder_is_held_by_one_process_at_a_time(folder: RunFolder) -> None:
+def test_a_folder_is_held_by_one_process_at_a_time(folder: RunFolder, warm: Nest) -> None:
     script = (
         "import sys; from pathlib import Path; from homebody.report import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).alone():\n"
         "    print('held', flush=True); sys.stdin.readline()"
     )
-    other = subprocess.Popen(
-        [sys.executable, "-c", script, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", script, str(folder.path)]
+    other = warm.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     assert other.stdout.readline() == "held\n"
     with pytest.raises(HomebodyError, match="Another process is working on"), folder.alone():

@@ -102,7 +102,10 @@ def _drawn(
         some = slice(start, start + AT_ONCE)
         # Of exponential draws divided by weights, the lowest are a sample without repetition by these weights.
         keys = generator.exponential(size=(len(whose[some]), people.n_items)) / weights
-        shown[some, 1:] = np.where(has[whose[some]], np.inf, keys).argsort(1, kind="stable")[:, :OTHERS]
+        keys[has[whose[some]]] = np.inf
+        lowest = np.argpartition(keys, OTHERS - 1, axis=1)[:, :OTHERS]  # all of them need not be in order
+        order = np.take_along_axis(keys, lowest, axis=1).argsort(1, kind="stable")
+        shown[some, 1:] = np.take_along_axis(lowest, order, axis=1)
     # The click stands at any place, so that no order of equal scores gives it away.
     places = generator.random(shown.shape).argsort(1)
     return items, Impressions(
