@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, Typer
 
@@ -11,6 +12,9 @@ from homebody.cli import options, serve_measure
 from homebody.cli.options import Json, TrustCode
 from homebody.errors import several
 from homebody.serving.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from homebody.serving.operator import Source
 
 __all__ = ["app"]
 
@@ -25,7 +29,7 @@ app.add_typer(items, name="items")
 app.add_typer(token, name="token")
 
 Dir = Annotated[Path, Argument(help="The service's folder.", metavar="DIR")]
-Run = Annotated[Path, Option("--run", help="The finished run whose model is served.")]
+Run = Annotated[Path, Option("--run", help="The finished run whose model is served, or a server's folder.")]
 Name = Annotated[str, Argument(help="Whose it is.", metavar="NAME")]
 
 
@@ -48,7 +52,7 @@ def init(
     from homebody.serving.operator import init
 
     settings = ServiceSettings(**given.values())
-    made = init(folder, run, settings, hosts=host or (), cert=cert, key=key, trust_code=trust_code)
+    made = init(folder, _source(run, trust_code), settings, hosts=host or (), cert=cert, key=key)
     authority = folder / "keys" / "ca.pem"
     give = [f"Give {authority} to every device."] if settings.tls and cert is None else []
     options.answer(
@@ -72,16 +76,13 @@ def start(folder: Dir) -> None:
 def reload(
     folder: Dir,
     run: Run,
-    query: Annotated[
-        str | None, Option(help="The mechanism that devices ask by from now on; by default that of the settings.")
-    ] = None,
     trust_code: TrustCode = False,
     as_json: Json = False,
 ) -> None:
     """Serve another run. The service may be running: the model before answers for some minutes more."""
     from homebody.serving.operator import reload
 
-    done = reload(folder, run, query=query, trust_code=trust_code)
+    done = reload(folder, _source(run, trust_code))
     lost = (
         f"{several(len(done.lost), 'item')} came as a row of the model before, and is gone: {', '.join(done.lost[:5])}"
     )
@@ -160,3 +161,16 @@ def remove_token(folder: Dir, name: Name, as_json: Json = False) -> None:
 
     remove_token(folder, name)
     options.answer({"removed": name}, as_json, f"'{name}' is refused from now on.")
+
+
+def _source(run: Path, trust_code: bool) -> Source:
+    """Where the model comes from."""
+    from homebody.federation.server.plan import FILE as PLAN
+
+    if (run / PLAN).exists():
+        from homebody.federation.server.served import served_model
+
+        return partial(served_model, run)
+    from homebody.serving.model import Served
+
+    return partial(Served.from_run, run, trust_code=trust_code)

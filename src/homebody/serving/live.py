@@ -129,12 +129,19 @@ class Loaded:
         return known.replaced is not None and not known.replaced <= now < known.replaced + self._settings.retire
 
     def _brought(self, known: KnownModel) -> Live | None:
-        """A model with all changes up to now."""
+        """A model with all changes up to now; None if it is one before, and damaged."""
         before = self.live.get(known.digest)
         if before is not None and before.known.file == known.file and before.known.version == known.version:
             stock, since = before.stock, before.answers.version
         else:
-            stock, since = Stock(Model.read(self._store.read_model(known.file)), self._settings), -1
+            try:
+                model = Model.read(self._store.read_model(known.file))
+            except HomebodyError as error:
+                if known.replaced is None:
+                    raise
+                log("model before cannot be read", model=known.digest, why=str(error))
+                return None
+            stock, since = Stock(model, self._settings), -1
             log("model loaded", model=known.digest, items=len(stock))
         changes = self._store.changes(since)
         if before is not None and stock is before.stock and changes.version == since:

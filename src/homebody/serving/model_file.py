@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -16,7 +15,6 @@ from homebody.data.codes import Code
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
-from homebody.privacy.queries import Query
 from homebody.serving.model import Head, Served
 
 __all__ = ["Model"]
@@ -40,11 +38,6 @@ class Model:
                 else torch.zeros(len(served.ids))
             )
         return cls(served, common.nan_to_num(-3e38, 3e38, -3e38))
-
-    @classmethod
-    def of_run(cls, path: Path, query: Query | None, *, trust_code: bool = False) -> Self:
-        """From a finished run's folder."""
-        return cls.of(Served.from_run(path, query, trust_code=trust_code))
 
     @cached_property
     def known(self) -> frozenset[str]:

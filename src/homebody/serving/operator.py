@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from homebody.files import is_held, write_new
 from homebody.privacy.queries import Query
 from homebody.serving.additions import read_items
 from homebody.serving.changes import add_items, carried, remove_item
+from homebody.serving.model import Served
 from homebody.serving.model_file import Model
 from homebody.serving.settings import FILE, ServiceSettings
 from homebody.serving.store import ServiceStore, create
@@ -42,20 +43,23 @@ class Reloaded(NamedTuple):
     """Those of which it made none."""
 
 
+Source = Callable[[Query | None], Served]
+"""Where a model comes from: a run's folder or a server's, and how devices ask."""
+
+
 def init(
     folder: Path,
-    run: Path,
+    source: Source,
     settings: ServiceSettings,
     *,
     hosts: Sequence[str] = (),
     cert: Path | None = None,
     key: Path | None = None,
-    trust_code: bool = False,
 ) -> Reloaded:
     """Make a service's folder: whole, or not at all."""
     files = certificate_files(settings.listen, settings.tls, hosts, cert, key)
     refuse_occupied(folder, "service")
-    model = Model.of_run(run, settings.asked, trust_code=trust_code)
+    model = Model.of(source(settings.asked))
     with making(folder, "service"):
         if files:
             write_new(folder / "keys", files)
@@ -64,11 +68,9 @@ def init(
         return install(folder, model)
 
 
-def reload(folder: Path, run: Path, *, query: str | None = None, trust_code: bool = False) -> Reloaded:
-    """Serve another run, also while the service runs."""
-    settings = ServiceSettings.read(folder)
-    asked = settings.asked if query is None else (Query.parse(query) if query else None)
-    return install(folder, Model.of_run(run, asked, trust_code=trust_code))
+def reload(folder: Path, source: Source) -> Reloaded:
+    """Serve another model, also while the service runs. Devices ask as the settings say."""
+    return install(folder, Model.of(source(ServiceSettings.read(folder).asked)))
 
 
 def install(folder: Path, model: Model) -> Reloaded:
