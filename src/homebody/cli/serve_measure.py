@@ -112,7 +112,7 @@ def _print(result: dict[str, Any]) -> None:
     spent = ["ε", "ε a month", *(["shown"] if any("epsilon_canaries" in row for row in result["ways"]) else [])]
     costs = options.table(["", "query", *spent], right=spent, title="Queries")
     numbers = ["rows", first, "ε = 0", "gain", "±", *others, "τ", "kB"]
-    asked = options.table(["query", *numbers], right=numbers, title="With a query")
+    asked = options.table(["query", *numbers], right=numbers, title="With a query", tight=True)
     labels: dict[str, str] = {}
     for row in result["ways"]:
         means = {name: f"{row['metrics'][key]:.4f}" for name, key in figures.items()}

@@ -262,16 +262,23 @@ class _Best(NamedTuple):
     question: Question
     seen: Tensor
     """(Q, N) what is not new to the person."""
+    truth: Tensor
+    """(people, N) the device's own scores."""
     own: Tensor
-    """(Q, 10) the ten, or −1 where there are fewer."""
+    """(Q, 10) the scores of its ten, best first; −∞ where there are fewer."""
 
     @classmethod
     def of(cls, truth: Tensor, question: Question) -> _Best:
         assert question.seen is not None
         seen = torch.zeros(len(question.owner), truth.shape[1] + 1, dtype=torch.bool)
         seen = seen.scatter_(1, question.seen, True)[:, :-1]
-        blank = cls(question, seen, question.owner)
-        return blank._replace(own=blank.ten(truth))
+        blank = cls(question, seen, truth, truth)
+        return blank._replace(own=blank.scored(blank.ten(truth)))
+
+    def scored(self, items: Tensor) -> Tensor:
+        """The device's own scores of these items (Q, 10); −∞ for −1."""
+        own = self.truth[self.question.owner].gather(1, items.clamp(min=0))
+        return torch.where(items < 0, -torch.inf, own)
 
     def ten(self, scores: Tensor) -> Tensor:
         """The ten new items of the highest scores (people, N)."""
@@ -296,17 +303,17 @@ class _Best(NamedTuple):
         return Places(rank, (relevant >= 0).sum(1), rank[:, 0].float()), named
 
     def figures(self, places: Places, first: Tensor) -> dict[str, Tensor]:
-        """How good a ranking is, and how its first ten differ from the device's own."""
-        there = self.own >= 0
-        width = self.own.shape[1]
-        first = torch.nn.functional.pad(first, (0, width - first.shape[1]), value=-1)
-        same = ((self.own[:, :, None] == first[:, None, :]) & there[:, :, None]).any(2)
+        """How good a ranking is, and how its first ten differ from the device's own. Items that the device scores
+        alike stand for one another."""
+        there = self.own > -torch.inf
+        first = torch.nn.functional.pad(first, (0, self.own.shape[1] - first.shape[1]), value=-1)
+        found, least = self.scored(first), torch.where(there, self.own, torch.inf).amin(1, keepdim=True)
         count = there.sum(1).clamp(min=1)
         return {
             f"hr@{TEN}": hit(places, TEN),
             f"ndcg@{TEN}": ndcg(places, TEN),
-            "share": same.sum(1) / count,
-            "tau": ((self.own != first) & there).sum(1) / count,
+            "share": (found >= least).sum(1) / count,
+            "tau": ((found != self.own) & there).sum(1) / count,
         }
 
 
