@@ -21,7 +21,7 @@ from homebody.federation.device import client as client_module
 from homebody.federation.device import serving as serving_module
 from homebody.federation.device.disclosures import disclosure
 from homebody.federation.device.home import Home
-from homebody.federation.device.serving import Asker, Recommended, recommend
+from homebody.federation.device.serving import Asker, Recommendation, recommend
 from homebody.federation.device.store import HomeStore
 from homebody.federation.wire import decode_letter, encode_letter, encode_tree
 from homebody.methods import build
@@ -137,7 +137,7 @@ def asker(home: Home, shop: Shop, now: float | None = None) -> Asker:
     return Asker(home, client=shop, clock=time.time if now is None else lambda: now)
 
 
-def best(home: Home, shop: Shop, who: str = "ann", k: int = 5) -> Recommended:
+def best(home: Home, shop: Shop, who: str = "ann", k: int = 5) -> Recommendation:
     return recommend(home, home.people.find(who), k, asker=asker(home, shop))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import History
-from homebody.federation.device.impressions import Impressions
+from homebody.federation.device.impressions import ImpressionStore
 from homebody.federation.device.known_items import KnownItems
 from homebody.federation.device.known_roster import KnownRoster
 from homebody.federation.device.models import Models
@@ -69,7 +69,7 @@ class Home(AbstractContextManager["Home"]):
         self.people = People(self.store)
         self.items = KnownItems(self.store)
         self.history = History(self.store, self.people, self.items)
-        self.impressions = Impressions(self.store, self.people, self.items, self.history)
+        self.impressions = ImpressionStore(self.store, self.people, self.items, self.history)
         self.models = Models(self.store, self.people)
         self.outbox = Outbox(self.store, self.people, self.models)
         self.views = KnownViews(self.store)

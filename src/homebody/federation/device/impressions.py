@@ -27,7 +27,7 @@ from homebody.federation.service.text import one_line
 if TYPE_CHECKING:
     from homebody.data.population import Population
 
-__all__ = ["Impression", "Impressions", "Ranked"]
+__all__ = ["Impression", "ImpressionStore", "Ranked"]
 
 Ranked = Literal["server", "device"]
 """Who put a list in order. What the server ranked it knows; what a device ranked it must not learn."""
@@ -46,7 +46,7 @@ class Impression(NamedTuple):
     clicked: tuple[str, ...]
 
 
-class Impressions:
+class ImpressionStore:
     """Everyone's impressions. A list without a click is kept as the last one that its person was shown."""
 
     def __init__(self, store: HomeStore, people: People, items: KnownItems, history: History) -> None:

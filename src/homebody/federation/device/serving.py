@@ -55,7 +55,7 @@ from homebody.serving.model import Head
 from homebody.serving.rows import Part, join
 from homebody.settings import DELTA
 
-__all__ = ["Asker", "Recommended", "recommend"]
+__all__ = ["Asker", "Recommendation", "recommend"]
 
 AUTO_BYTES = 64 << 20
 """The largest table that a device takes whole if it may choose."""
@@ -252,7 +252,7 @@ class Asker:
         return self.home.queries.move(query, "charged")
 
 
-class Recommended(NamedTuple):
+class Recommendation(NamedTuple):
     """Recommendations by what a service sent, and how they came about."""
 
     items: list[RankedItem]
@@ -270,7 +270,7 @@ class Recommended(NamedTuple):
     notes: tuple[str, ...]
 
 
-def recommend(home: Home, person: Person, k: int = 10, *, asker: Asker | None = None) -> Recommended:
+def recommend(home: Home, person: Person, k: int = 10, *, asker: Asker | None = None) -> Recommendation:
     """A person's best new items, by what the service sent. Where no client runs, the service is asked first if its turn
     has come; otherwise nothing leaves the device."""
     asker, notes = asker or Asker(home), list[str]()
@@ -287,7 +287,7 @@ def recommend(home: Home, person: Person, k: int = 10, *, asker: Asker | None = 
         return _ranked(home, person, k, notes)
 
 
-def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommended:
+def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommendation:
     mode, turn, held = home.settings.serving_mode, home.queries.turn(), home.received.get("head")
     assert held is not None
     assert turn is not None
@@ -312,7 +312,7 @@ def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommended
         refused = any(one.state == "refused" for one in home.queries.of(person)[-1:])
         notes.append("The budget allows no query." if refused else "No query of theirs was answered yet.")
     names = {**dict(home.items.all()), **part.names}
-    return Recommended(
+    return Recommendation(
         [RankedItem(item, names.get(item, item), score) for item, score in ranked],
         way,
         epsilon,
