@@ -1,6 +1,7 @@
 """`import homebody as hb` has every method of the package under the name of its class; class names are unique."""
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def test_type_checkers_see_every_name_from_where_it_is_loaded():
 
 
 def test_no_class_name_stands_twice():
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in Path(hb.__file__).parent.rglob("*.py"))
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    texts = (path.read_text(encoding="utf-8") for path in Path(hb.__file__).parent.rglob("*.py"))
+    names = Counter(name for text in texts for name in re.findall(r"^ *class (\w+)[(:]", text, re.MULTILINE))
+    assert len(names) > 300
     assert [name for name, count in names.items() if count > 1] == []

@@ -53,6 +53,7 @@ class TestGame:
             assert not one.contradicted
             assert one.auc.low <= one.as_dict()["allowed_auc"]
 
+    @pytest.mark.slow
     def test_at_a_tiny_epsilon_the_guess_is_as_good_as_a_coin(self) -> None:
         """20,000 trials: 0.02 from 0.505, the most that ε = 0.01 allows a person, is more than 3.5 deviations away."""
         for method in (certified(epsilon=0.01), certified(epsilon=0.01, mechanism="attention", basis=5)):
@@ -106,6 +107,7 @@ class TestGame:
         untouched = "a history" if broken == "click" else "the click"
         assert not found[untouched].contradicted
 
+    @pytest.mark.slow
     def test_weights_with_half_the_noise_are_contradicted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         method = certified(mechanism="attention", basis=2, epsilon=4.0, sharpness=1e4)
         monkeypatch.setattr(Attention, "scale", property(lambda self: 2.0 / self.epsilon / 4))
