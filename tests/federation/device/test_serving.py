@@ -93,7 +93,8 @@ class Shop(Client):
         if header["model"] != self.served.digest:
             raise RefusedRequest(410, {"error": "It was replaced.", "model": self.served.digest})
         assert told is not None
-        items, scores = self.served.ask(torch.from_numpy(told.copy())[0], ROWS)
+        choice = told.dtype == "<i4"
+        items, scores = self.served.ask(torch.from_numpy(told.copy())[0 if choice else slice(None)], ROWS)
         ranked = [f'{{"id": "i{item}", "score": {score}}}' for item, score in zip(items, scores, strict=True)]
         self.step()
         return f'{{"ranked": [{", ".join(ranked)}]}}'.encode()
@@ -220,6 +221,30 @@ def test_the_server_ranks_and_what_people_have_is_left_out(home: Home, shop: Sho
     assert len(found.items) >= ROWS - 3
     assert [path.partition(" ")[0] for path in shop.asked if "query" in path] == ["/v1/query"] * 2
     assert charged(home, "ann") == ["query/choice/1"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "unit:epsilon=5",
+        "attention:epsilon=5,interests=5",
+        "attention:epsilon=5,delta=1e-3,interests=5,guarantee=published",
+        "vector:epsilon=5,delta=1e-3",
+    ],
+)
+def test_every_mechanism_is_charged_as_what_it_costs(home: Home, query: str) -> None:
+    shop = Shop(model(query=query))
+    shop.ways = ("shelf", "server")
+    home.be_served(serving_mode="server")
+    found = best(home, shop)
+    mechanism = shop.served.head.mechanism
+    assert mechanism is not None
+    cost = Ledger().epsilon("server", delta=1e-6, also=[Charge("server", "user", mechanism.event)]).epsilon
+    assert (found.way, found.epsilon, found.spent) == ("server", cost, cost)
+    if "published" in query or "vector" in query:
+        assert cost > 5, "δ is 1e-6 here, and the published noise is for another distance."
+    assert len({path for path in shop.asked if "query" in path}) == 1, "Ann's and Bob's have one length."
+    assert charged(home, "ann") == [f"query/{query.partition(':')[0]}/1"]
 
 
 def test_what_is_asked_has_one_length_and_names_no_item(home: Home, shop: Shop) -> None:
