@@ -7,13 +7,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.processes import PATIENCE, wait_until
+from tests.serving.conftest import Running, films, made, news
 
 from homebody.core import Catalogue, Rows
 from homebody.errors import HomebodyError, Unavailable
@@ -23,97 +24,101 @@ from homebody.federation.device.disclosures import disclosure
 from homebody.federation.device.home import Home
 from homebody.federation.device.serving import Asker, Recommendation, recommend
 from homebody.federation.device.store import HomeStore
-from homebody.federation.wire import decode_letter, encode_letter, encode_tree
+from homebody.federation.wire import encode_letter, encode_tree
 from homebody.methods import build
-from homebody.methods.fedials import FedIALS
 from homebody.privacy import Charge, Ledger, PureRelease
-from homebody.privacy.queries import Query
 from homebody.rng import Rng
-from homebody.serving.client import Client, Offer, RefusedRequest, list_path, told_of
+from homebody.serving.client import Client, Offer, RefusedRequest, list_path
 from homebody.serving.model import AtHome, Served, rank
+from homebody.serving.model_file import Model
+from homebody.serving.operator import install, remove
 from homebody.serving.rows import Part
+from homebody.serving.store import ServiceStore
 
 DAY = 86_400
-ITEMS, ROWS, FACTORS = 120, 20, 4
+ITEMS, ROWS, FACTORS = 120, 20, 16
+WIDE = "choice:epsilon=0.5,interests=64"
+"""Choices that are all alike, so that a second draw would be another one."""
 
 
-def model(seed: int = 0, query: str | None = "choice:epsilon=5,interests=16") -> Served:
+def model(seed: int = 0, query: str = "choice:epsilon=5,interests=16") -> Model:
     """A model whose items lie somewhere."""
-    method, catalogue = FedIALS(factors=FACTORS), Catalogue(ITEMS)
-    shared = method.init_shared(catalogue, Rng.of(seed))
-    shared["item"] = Rng.of(seed, "items").normal(ITEMS, FACTORS)
-    asked, ids = None if query is None else Query.parse(query), [f"i{item}" for item in range(ITEMS)]
-    return Served.of("fedials", {"factors": FACTORS}, shared, catalogue, asked, ids=ids, names={"i3": "Three"})
+    return films(ITEMS, query, seed)
 
 
 class Shop(Client):
-    """A service in this process, on the contract of the real one, which counts what it is asked."""
+    """A client of a real service on a socket, which counts what it asks. away: nothing reaches the service. reached:
+    called with every path once the service has answered. steps: called before each request and after it."""
 
-    def __init__(self, served: Served) -> None:
-        self.served, self.version, self.away = served, 1, False
-        self.asked: list[str] = []
+    def __init__(self, running: Running, asked: list[str] | None = None) -> None:
+        super().__init__(running.url)
+        self.running, self.away = running, False
+        self.asked: list[str] = [] if asked is None else asked
+        self.reached: Callable[[str], None] = lambda path: None
         self.step: Callable[[], None] = lambda: None
-        self.table_bytes, self.ways = 10_000, served.head.ways
+        self.says: dict[str, Any] = {}
+        """What the offer says instead."""
+
+    @property
+    def served(self) -> Served:
+        """What the service was made from last."""
+        with closing(ServiceStore(self.running.folder)) as store:
+            return Model.read(store.read_model(store.current().file)).served
 
     @property
     def lists(self) -> list[str]:
         """The lists that were asked for."""
         return [path for path in self.asked if path.startswith("/v1/lists/")]
 
-    def close(self) -> None: ...
-
     def model(self) -> Offer:
-        self._reached("/v1/model")
-        query = self.served.head.query
-        choices = len(self.served.head.interests)
-        said = (self.served.digest, self.version, ITEMS, "" if query is None else str(query), self.ways)
-        return Offer(*said, ROWS, choices, ROWS, self.table_bytes)
-
-    def get(self, path: str, *, accept: str = "") -> bytes:
-        self._reached(path)
-        answer = self.answer(path)
-        self.step()
-        return answer
+        return super().model()._replace(**self.says)
 
     def answer(self, path: str) -> bytes:
-        served, (kind, *rest) = self.served, path.removeprefix("/v1/").split("/")
-        if rest and rest[0] != served.digest:
-            raise RefusedRequest(410, {"error": "It was replaced.", "model": served.digest})
-        if kind == "models":
-            return served.head.content
-        if kind == "table":
-            return served.rows().content
-        if kind == "shelf":
-            return served.rows(served.shelf(ROWS)).content
-        return served.rows(served.lists(ROWS // 2)[int(rest[1])]).content
+        """What the service answers somebody else."""
+        with Client(self.running.url) as other:
+            return other.get(path)
 
-    def post(self, body: bytes, *, accept: str = "") -> bytes:
-        header, told = told_of(body)
-        self._reached(f"/v1/query {len(body)}")
-        if header["model"] != self.served.digest:
-            raise RefusedRequest(410, {"error": "It was replaced.", "model": self.served.digest})
-        assert told is not None
-        choice = told.dtype == "<i4"
-        items, scores = self.served.ask(torch.from_numpy(told.copy())[0 if choice else slice(None)], ROWS)
-        ranked = [f'{{"id": "i{item}", "score": {score}}}' for item, score in zip(items, scores, strict=True)]
-        self.step()
-        return f'{{"ranked": [{", ".join(ranked)}]}}'.encode()
+    def serve(self, model: Model) -> None:
+        """Serve another model from now on."""
+        install(self.running.folder, model)
+        with Client(self.running.url) as other:
+            wait_until(lambda: other.model().model == model.digest, "the service has the other model")
 
-    def _reached(self, path: str) -> None:
+    def _ask(self, method: str, path: str, body: bytes | None, *rest: Any) -> Any:
         self.step()
         if self.away:
             raise Unavailable("The service cannot be reached.")
-        self.asked.append(path)
+        self.asked.append(path if body is None else f"{path} {len(body)}")
+        answer = super()._ask(method, path, body, *rest)
+        self.reached(path)
+        self.step()
+        return answer
+
+
+@pytest.fixture
+def shops(tmp_path: Path) -> Iterator[Callable[[Model], Shop]]:
+    """Start services of models."""
+    opened: list[Shop] = []
+
+    def start(model: Model) -> Shop:
+        folder = tmp_path / f"service{len(opened)}"
+        opened.append(Shop(Running(folder, made(folder, model, rows=ROWS, answers=ROWS, retire=0))))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+        one.running.close()
+
+
+@pytest.fixture
+def shop(shops: Callable[[Model], Shop]) -> Shop:
+    return shops(model())
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_module, "DRAWING", 0.0)
-
-
-@pytest.fixture
-def shop() -> Shop:
-    return Shop(model())
 
 
 @pytest.fixture
@@ -127,9 +132,9 @@ def furnish(home: Home, mode: str = "query") -> None:
     """Ann has a history, bob has none, and cat takes no part."""
     for name in ("ann", "bob", "cat"):
         home.people.add(name)
-    for number, item in enumerate(("i3", "i7", "i50", "unknown", "i3")):
+    for number, item in enumerate(("film-3", "film-7", "film-50", "unknown", "film-3")):
         home.history.append("ann", item, time=number)
-    home.history.append("cat", "i9", time=1)
+    home.history.append("cat", "film-9", time=1)
     home.people.opt_out("cat")
     home.be_served("http://127.0.0.1:9", serving_mode=mode)
 
@@ -138,8 +143,8 @@ def asker(home: Home, shop: Shop, now: float | None = None) -> Asker:
     return Asker(home, client=shop, clock=time.time if now is None else lambda: now)
 
 
-def best(home: Home, shop: Shop, who: str = "ann", k: int = 5) -> Recommendation:
-    return recommend(home, home.people.find(who), k, asker=asker(home, shop))
+def best(home: Home, shop: Shop, who: str = "ann", k: int = 5, now: float | None = None) -> Recommendation:
+    return recommend(home, home.people.find(who), k, asker=asker(home, shop, now))
 
 
 def charged(home: Home, who: str) -> list[str]:
@@ -154,44 +159,38 @@ def test_without_queries_everybody_asks_the_same_and_nothing_is_charged(home: Ho
     assert shop.asked == ["/v1/model", f"/v1/models/{shop.served.digest}", rows]
     assert (found.epsilon, found.spent, charged(home, "ann")) == (0, 0, [])
     part = Part.read(shop.answer(rows))
-    alone = rank(shop.served.head, part, AtHome(("i3", "i7", "i50")), 5)
+    alone = rank(shop.served.head, part, AtHome(("film-3", "film-7", "film-50")), 5)
     assert [item.item for item in found.items] == [item for item, _ in alone.items]
-    assert found.left_out == len({"i3", "i7", "i50", "unknown"} - set(part.ids))
+    assert found.left_out == len({"film-3", "film-7", "film-50", "unknown"} - set(part.ids))
     assert "nothing was told" in found.notes[-1]
     assert not asker(home, shop).wanted
 
 
 def test_auto_takes_the_shelf_where_the_table_is_large(home: Home, shop: Shop) -> None:
     home.be_served(serving_mode="auto")
-    for size in (65 << 20, 0):  # 0: larger than the service sends
-        shop.table_bytes = size
-        home.queries.hurry()
-        assert best(home, shop).way == "shelf"
+    for turn, size in enumerate((65 << 20, 0)):  # 0: larger than the service sends
+        shop.says = {"table_bytes": size}
+        assert best(home, shop, now=turn * DAY).way == "shelf"
     home.be_served(serving_mode="table")
-    assert best(home, shop).way == "table"
+    assert best(home, shop, now=DAY).way == "table", "Other rows are asked for at once."
+    assert home.queries.turn() == (2, DAY)
 
 
 def test_of_a_table_only_what_changed_comes_again(home: Home, shop: Shop) -> None:
     home.be_served(serving_mode="table")
-    first = {item.item for item in best(home, shop, k=ITEMS).items}
+    first = {item.item for item in best(home, shop, k=ITEMS, now=0).items}
     assert len(first) == ITEMS - 3
-    home.queries.hurry()
-    best(home, shop)
+    best(home, shop, now=DAY)
     assert [path for path in shop.asked if "table" in path] == ["/v1/table"], "Nothing has changed."
-
-    def changed(path: str) -> bytes:
-        if path != "/v1/table?since=1":
-            return Shop.answer(shop, path)
-        header, parts = decode_letter(replace(shop.served, version=4).rows([5, 8]).content)
-        return encode_letter({**header, "since": 1, "removed": ["i8", "i20", "never there"]}, parts)
-
-    shop.answer, shop.version = changed, 4  # type: ignore[method-assign]
-    home.queries.hurry()
-    after = best(home, shop, k=ITEMS)
-    assert {item.item for item in after.items} == first - {"i20"}
+    version = shop.model().version
+    remove(shop.running.folder, ["film-20", "film-21"])
+    wait_until(lambda: shop.model().version > version, "the items are gone")
+    after = best(home, shop, k=ITEMS, now=2 * DAY)
+    assert shop.asked[-1] == f"/v1/table?since={version}"
+    assert {item.item for item in after.items} == first - {"film-20", "film-21"}
     table = home.received.get("table")
     assert table is not None
-    assert table.version == 4
+    assert len(table.bytes) > len(shop.answer(shop.asked[-1]))
 
 
 def test_a_query_brings_a_list_and_is_charged_once(home: Home, shop: Shop) -> None:
@@ -212,39 +211,43 @@ def test_a_query_brings_a_list_and_is_charged_once(home: Home, shop: Shop) -> No
     assert len(shop.lists) == 2
 
 
-def test_the_server_ranks_and_what_people_have_is_left_out(home: Home, shop: Shop) -> None:
+@pytest.mark.parametrize("query", ["choice:epsilon=5", "attention:epsilon=5,interests=5", "unit:epsilon=5"])
+def test_the_service_ranks_news_for_what_is_told(home: Home, shops: Callable[[Model], Shop], query: str) -> None:
+    """As the mechanism that its model was trained with has it, or another."""
+    shop, own = shops(news(query=query)), [f"n{number}" for number in range(10)]
     home.be_served(serving_mode="server")
-    shop.ways = ("shelf", "server")
+    for item in own:
+        home.history.append("ann", item, time=100)
     found = best(home, shop, k=ROWS)
     assert found.way == "server"
-    assert not {item.item for item in found.items} & {"i3", "i7", "i50"}
-    assert len(found.items) >= ROWS - 3
-    assert [path.partition(" ")[0] for path in shop.asked if "query" in path] == ["/v1/query"] * 2
-    assert charged(home, "ann") == ["query/choice/1"]
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "unit:epsilon=5",
-        "attention:epsilon=5,interests=5",
-        "attention:epsilon=5,delta=1e-3,interests=5,guarantee=published",
-        "vector:epsilon=5,delta=1e-3",
-    ],
-)
-def test_every_mechanism_is_charged_as_what_it_costs(home: Home, query: str) -> None:
-    shop = Shop(model(query=query))
-    shop.ways = ("shelf", "server")
-    home.be_served(serving_mode="server")
-    found = best(home, shop)
+    assert not {item.item for item in found.items} & set(own)
+    assert ROWS - len(own) <= len(found.items) <= ROWS
+    sent = [path for path in shop.asked if "query" in path]
+    assert len(sent) == 2
+    assert len(set(sent)) == 1, "Ann's and Bob's have one length."
     mechanism = shop.served.head.mechanism
     assert mechanism is not None
     cost = Ledger().epsilon("server", delta=1e-6, also=[Charge("server", "user", mechanism.event)]).epsilon
-    assert (found.way, found.epsilon, found.spent) == ("server", cost, cost)
-    if "published" in query or "vector" in query:
-        assert cost > 5, "δ is 1e-6 here, and the published noise is for another distance."
-    assert len({path for path in shop.asked if "query" in path}) == 1, "Ann's and Bob's have one length."
-    assert charged(home, "ann") == [f"query/{query.partition(':')[0]}/1"]
+    assert (found.epsilon, found.spent) == (cost, cost)
+    assert charged(home, "ann") == charged(home, "bob") == [f"query/{query.partition(':')[0]}/1"]
+
+
+def test_noise_as_published_is_charged_as_what_it_costs(home: Home, shops: Callable[[Model], Shop]) -> None:
+    shop = shops(news(query="attention:epsilon=5,delta=1e-3,interests=5,guarantee=published"))
+    home.be_served(serving_mode="server")
+    assert best(home, shop).spent > 8, "δ is 1e-6 here, and the noise is for another distance."
+
+
+def test_no_query_is_drawn_where_there_are_no_lists(home: Home, shops: Callable[[Model], Shop]) -> None:
+    shop = shops(model(query="unit:epsilon=5"))
+    with pytest.raises(HomebodyError, match="--mode query: it offers table, shelf"):
+        best(home, shop)
+    home.be_served(serving_mode="shelf")
+    assert best(home, shop).way == "shelf"
+    home.be_served(serving_mode="server")
+    found = best(home, shop)
+    assert "--mode server: it offers table, shelf" in found.notes[0]
+    assert (found.way, charged(home, "ann"), home.queries.of("ann")) == ("shelf", [], [])
 
 
 def test_what_is_asked_has_one_length_and_names_no_item(home: Home, shop: Shop) -> None:
@@ -268,10 +271,9 @@ def test_rows_of_ones_own_that_came_with_earlier_lists_count(home: Home, shop: S
     for item in sorted(seen - everyone):
         home.history.append("ann", item, time=100)
     asked = len(shop.asked)
-    home.be_served(serving_every=366 * DAY)
-    found = recommend(home, home.people.find("ann"), 5, asker=asker(home, shop, now))
+    found = best(home, shop, now=now)
     assert len(shop.asked) == asked
-    assert found.left_out == len({"i3", "i7", "i50", "unknown"} - everyone - seen)
+    assert found.left_out == len({"film-3", "film-7", "film-50", "unknown"} - everyone - seen)
 
 
 class Killed(BaseException):
@@ -316,9 +318,9 @@ def killed_at(place: int, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def test_a_kill_at_any_step_loses_no_charge_spends_none_twice_and_changes_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shops: Callable[[Model], Shop]
 ) -> None:
-    served, place, killed = model(query="choice:epsilon=0.5,interests=64"), 0, True
+    first, place, killed = shops(model(query=WIDE)), 0, True
     memory = Path("/dev/shm")  # homes write through to the disk at every step
     folder = memory if memory.is_dir() else tmp_path
     folder = folder / tmp_path.name
@@ -327,7 +329,7 @@ def test_a_kill_at_any_step_loses_no_charge_spends_none_twice_and_changes_no_ans
     try:
         while killed:
             place += 1
-            here, shop = folder / f"killed{place}", Shop(served)
+            here, shop = folder / f"killed{place}", Shop(first.running)
             shutil.copytree(folder / "new", here)
             with Home(here) as home, killed_at(place, shop, monkeypatch) as steps:
                 asker(home, shop, 5.0).take_turn()
@@ -344,6 +346,7 @@ def test_a_kill_at_any_step_loses_no_charge_spends_none_twice_and_changes_no_ans
                     assert query.state == "answered"
                     assert query.answer in {shop.answer(path) for path in shop.lists}
                 assert not asker(home, shop, 8.0).wanted
+            shop.close()
             shutil.rmtree(here)
         assert place > 20
     finally:
@@ -356,28 +359,27 @@ def test_a_service_that_is_away_costs_nothing_and_what_came_before_is_used(home:
         best(home, shop)
     assert (charged(home, "ann"), home.queries.turn()) == ([], None)
     shop.away = False
-    first = best(home, shop)
-    home.queries.hurry()
+    first = best(home, shop, now=0)
     shop.away = True
-    again = best(home, shop)
+    again = best(home, shop, now=DAY)
     assert again.items == first.items
     assert "cannot be reached" in again.notes[0]
     assert charged(home, "ann") == ["query/choice/1"]
 
 
-def test_a_service_that_goes_away_between_is_told_the_same_later(home: Home, shop: Shop) -> None:
-    reached = shop._reached
+def hang_up(path: str) -> None:
+    """The answer to a query is lost."""
+    if path.startswith("/v1/lists/"):
+        raise Unavailable("The answer was lost.")
 
-    def hang_up(path: str) -> None:
-        reached(path)
-        if path.startswith("/v1/lists/"):
-            raise Unavailable("The answer was lost.")
 
-    shop._reached = hang_up  # type: ignore[method-assign]
+def test_a_service_that_goes_away_between_is_told_the_same_later(home: Home, shops: Callable[[Model], Shop]) -> None:
+    shop = shops(model(query=WIDE))
+    shop.reached = hang_up
     for _ in range(3):
         with pytest.raises(Unavailable):
             asker(home, shop).take_turn()
-    shop._reached = reached  # type: ignore[method-assign]
+    shop.reached = lambda path: None
     asker(home, shop).take_turn()
     assert len(shop.lists) == 5
     assert len(set(shop.lists[:4])) == 1
@@ -385,37 +387,35 @@ def test_a_service_that_goes_away_between_is_told_the_same_later(home: Home, sho
 
 
 def test_with_new_interests_a_fresh_query_is_charged_and_new_items_cost_nothing(home: Home, shop: Shop) -> None:
+    before, after = shop.served.digest, model(seed=1)
     asker(home, shop, 0).take_turn()
-    shop.version += 1
+    version = shop.model().version
+    remove(shop.running.folder, ["film-20"])
+    wait_until(lambda: shop.model().version > version, "the item is gone")
     asker(home, shop, 10).take_turn()
     assert charged(home, "ann") == ["query/choice/1"]
-    before = shop.served.digest
-    reached = shop._reached
 
     def reload(path: str) -> None:
-        reached(path)
-        if path.startswith("/v1/lists/") and shop.served.digest == before:
-            shop.served = model(seed=1)
+        if path == "/v1/shelf" and shop.served.digest == before:
+            shop.serve(after)
 
-    shop._reached = reload  # type: ignore[method-assign]
+    shop.reached = reload
     asker(home, shop, DAY).take_turn()
     states = [(query.turn, query.model, query.state) for query in home.queries.of("ann")]
-    after = shop.served.digest
-    assert states == [(1, before, "answered"), (2, before, "gone"), (2, after, "answered")]
+    assert states == [(1, before, "answered"), (2, before, "gone"), (2, after.digest, "answered")]
     assert charged(home, "ann") == ["query/choice/1", "query/choice/2", "query/choice/2#2"]
     assert charged(home, "bob") == ["query/choice/1", "query/choice/2"], "His query was not charged when it was gone."
-    assert best(home, shop).way == "query"
+    assert best(home, shop, now=DAY).way == "query"
 
 
 def test_a_service_that_changes_its_model_all_the_time_is_told_twice_a_turn_at_most(home: Home, shop: Shop) -> None:
-    reached = shop._reached
+    seeds = iter(range(1, 10))
 
     def reload(path: str) -> None:
-        reached(path)
-        if path.startswith("/v1/lists/"):
-            shop.served = model(seed=len(shop.lists))
+        if path == "/v1/shelf":
+            shop.serve(model(seed=next(seeds)))
 
-    shop._reached = reload  # type: ignore[method-assign]
+    shop.reached = reload
     for now in range(5):
         asker(home, shop, now).take_turn()
     assert charged(home, "ann") == ["query/choice/1", "query/choice/1#2"]
@@ -423,12 +423,11 @@ def test_a_service_that_changes_its_model_all_the_time_is_told_twice_a_turn_at_m
 
 
 def test_a_service_that_refuses_a_query_is_not_asked_it_again(home: Home, shop: Shop) -> None:
-    def refuse(path: str) -> bytes:
+    def refuse(path: str) -> None:
         if path.startswith("/v1/lists/"):
             raise RefusedRequest(404, {"error": "No such choice."})
-        return Shop.answer(shop, path)
 
-    shop.answer = refuse  # type: ignore[method-assign]
+    shop.reached = refuse
     found = best(home, shop)
     assert {query.state for query in home.queries.of("ann")} == {"gone"}
     assert (found.way, len(shop.lists)) == ("shelf", 1)
@@ -452,7 +451,7 @@ def test_past_the_budget_the_last_answer_is_used_again(home: Home, shop: Shop) -
     assert charged(home, "ann") == ["query/choice/1", "query/choice/2"]
     assert [query.state for query in home.queries.of("ann")] == ["answered", "answered", "refused", "refused"]
     assert len(shop.lists) == 4
-    found = recommend(home, home.people.find("ann"), 5, asker=asker(home, shop, 3 * DAY))
+    found = best(home, shop, now=3 * DAY)
     assert (found.way, found.epsilon, found.spent) == ("query", 5.0, 10.0)
     assert len(shop.lists) == 4
     queries = disclosure(home, "ann")["queries"]
@@ -512,9 +511,9 @@ def test_two_processes_of_a_device_tell_once(home: Home, shop: Shop) -> None:
 
     def work() -> None:
         try:
-            with Home(home.path) as own:
-                together.wait(60)
-                asker(own, shop, 5).take_turn()
+            with Home(home.path) as own, Shop(shop.running, shop.asked) as client:
+                together.wait(PATIENCE)
+                asker(own, client, 5).take_turn()
         except BaseException as error:
             failed.append(error)
 
@@ -522,7 +521,7 @@ def test_two_processes_of_a_device_tell_once(home: Home, shop: Shop) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(PATIENCE)
     assert not failed
     assert len(set(shop.lists)) <= 2
     assert charged(home, "ann") == charged(home, "bob") == ["query/choice/1"]
@@ -530,22 +529,21 @@ def test_two_processes_of_a_device_tell_once(home: Home, shop: Shop) -> None:
 
 
 def test_whoever_opts_out_while_the_service_is_asked_tells_nothing_more(home: Home, shop: Shop) -> None:
-    reached = shop._reached
-
     def leave(path: str) -> None:
-        reached(path)
         if path.startswith("/v1/lists/"):
             home.people.opt_out("bob")
 
-    shop._reached = leave  # type: ignore[method-assign]
+    shop.reached = leave
     asker(home, shop).take_turn()
     assert len(shop.lists) == 1
     assert [query.state for query in home.queries.of("bob")] == ["gone"]
     assert charged(home, "bob") == []
 
 
-def test_a_mode_that_the_service_does_not_offer_is_refused_in_a_sentence(home: Home) -> None:
-    shop = Shop(model(query=None))
+def test_a_mode_that_the_service_does_not_offer_is_refused_in_a_sentence(
+    home: Home, shops: Callable[[Model], Shop]
+) -> None:
+    shop = shops(model(query=""))
     with pytest.raises(HomebodyError, match="--mode query: it offers table, shelf"):
         best(home, shop)
     home.be_served("")
@@ -553,13 +551,15 @@ def test_a_mode_that_the_service_does_not_offer_is_refused_in_a_sentence(home: H
         recommend(home, home.people.find("ann"))
 
 
-def test_a_device_that_trained_the_served_model_ranks_with_its_private_state(home: Home) -> None:
+def test_a_device_that_trained_the_served_model_ranks_with_its_private_state(
+    home: Home, shops: Callable[[Model], Shop]
+) -> None:
     """Its own numbers of items are others than the service's."""
     name, fields = "pfedrec", {"factors": FACTORS}
     method = build(name, fields)
     shared = method.init_shared(Catalogue(ITEMS), Rng.of(0))
-    ids = [f"i{item}" for item in range(ITEMS)]
-    shop = Shop(Served.of(name, fields, shared, Catalogue(ITEMS), None, ids=ids, run="devices"))
+    ids = [f"film-{item}" for item in range(ITEMS)]
+    shop = shops(Model.of(Served.of(name, fields, shared, Catalogue(ITEMS), None, ids=ids, run="devices")))
     home.be_served(serving_mode="shelf")
     home.items.add(0, [(item, "") for item in reversed(ids)])
     local = method.init_local(shared, Rng.of(1))
@@ -572,17 +572,23 @@ def test_a_device_that_trained_the_served_model_ranks_with_its_private_state(hom
     for run, trained in (("devices", True), ("another", False)):
         home.models.rank_with(json.dumps({"run": run}), "digest", "train/4", 4)
         found = best(home, shop)
-        known = AtHome(["i3", "i7", "i50"], local={**local, "item": Rows(numbers, own, ITEMS)} if trained else None)
+        known = AtHome(
+            ["film-3", "film-7", "film-50"], local={**local, "item": Rows(numbers, own, ITEMS)} if trained else None
+        )
         assert [(item.item, item.score) for item in found.items] == rank(shop.served.head, part, known, 5).items
 
 
-def test_what_a_service_sends_is_checked(home: Home, shop: Shop) -> None:
-    for wrong, said in (
-        (b"", "too short"),
-        (b"HB\1\0\0\0\0\0", "header"),
-        (model(1).head.content, "changed its model"),
+def test_what_a_service_sends_is_checked(
+    home: Home, shop: Shop, shops: Callable[[Model], Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, get = shops(model(seed=1)), shop.get
+    for path, wrong, said in (
+        ("/v1/models", b"", "too short"),
+        ("/v1/models", b"HB\1\0\0\0\0\0", "header"),
+        ("/v1/models", other.served.head.content, "changed its model"),
+        ("/v1/shelf", other.answer("/v1/shelf"), "changed its model"),
     ):
-        shop.answer = lambda path, wrong=wrong: wrong if "models" in path else Shop.answer(shop, path)  # type: ignore
+        monkeypatch.setattr(shop, "get", lambda at, p=path, w=wrong, **k: w if at.startswith(p) else get(at, **k))
         with pytest.raises(HomebodyError, match=said):
             best(home, shop)
     assert charged(home, "ann") == []
@@ -600,7 +606,6 @@ def test_a_running_client_asks_by_the_clock_and_tries_again(
         shop.away = next(looks, False)
         if len(waits) == 5:
             home.configure(paused=True)
-            home.queries.hurry()
         if len(waits) == 8:
             stop.set()
         return stop.is_set()
@@ -614,4 +619,4 @@ def test_a_running_client_asks_by_the_clock_and_tries_again(
     assert said.count("cannot be reached") == 1, "It is said once."
     assert said.count('"served"') == 1
     assert waits[:3] == [0.2, 0.4, 0.8]
-    assert "i3" not in said
+    assert "film-3" not in said

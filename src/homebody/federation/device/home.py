@@ -24,7 +24,7 @@ from homebody.federation.device.known_roster import KnownRoster
 from homebody.federation.device.models import Models
 from homebody.federation.device.outbox import Outbox
 from homebody.federation.device.people import People, Who
-from homebody.federation.device.queries import ASKING, Queries
+from homebody.federation.device.queries import Queries
 from homebody.federation.device.received import Received
 from homebody.federation.device.settings import HomeSettings, limit_fields, read_certificate
 from homebody.federation.device.store import WRITE_TIMEOUT, HomeStore
@@ -146,16 +146,14 @@ class Home(AbstractContextManager["Home"]):
         known = None if ca is None else read_certificate(ca)
         token = None if token_file is None else _token(token_file)
         with self.store.writing():
-            before = self.settings
+            before = self.settings.serving
             changes |= {} if url is None else {"serving": url.rstrip("/")}
             settings = self.configure(**changes)
             if (known or token) and not settings.serving:
                 raise HomebodyError("--ca and --token-file belong to a service: give its address as --url too.")
-            moved = settings.serving != before.serving
+            moved = settings.serving != before
             if moved:
                 self.queries.begin_anew()
-            elif settings.serving_mode not in (before.serving_mode, *ASKING):
-                self.queries.hurry()  # other rows are wanted, and to ask for them costs nothing
             for name, content in ((SERVING_CA, known), (SERVING_TOKEN, token)):
                 if content is not None:
                     with replacing(self.path / name) as file:

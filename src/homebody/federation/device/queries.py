@@ -104,11 +104,6 @@ class Queries:
             db.execute("INSERT OR REPLACE INTO turn VALUES (0, ?, ?)", turn)
         return turn
 
-    def hurry(self) -> None:
-        """Let the next turn come now."""
-        with self._store.writing() as db:
-            db.execute("UPDATE turn SET at = 0")
-
     def wanted(self, now: int, every: int, model: str) -> bool:
         """Whether a turn has come, or a query of the last one is still to be drawn or answered. model: the one that
         queries are about; empty: nobody is to ask any."""

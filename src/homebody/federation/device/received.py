@@ -21,7 +21,7 @@ class ReceivedPart(NamedTuple):
 
 
 class Received:
-    """What came last, by name: `head` is the model without rows; `table` or `shelf` are rows."""
+    """What came last, by name: `head` is the model without rows; the rows are under the way that they came for."""
 
     def __init__(self, store: HomeStore) -> None:
         self._store = store
@@ -36,6 +36,12 @@ class Received:
     def model(self) -> str:
         """The digest of the model that is here; empty: none."""
         rows = self._store.read("SELECT model FROM received WHERE name = 'head'")
+        return str(rows[0][0]) if rows else ""
+
+    @property
+    def way(self) -> str:
+        """The way to be served that the rows here came for; empty: none."""
+        rows = self._store.read("SELECT name FROM received WHERE name != 'head'")
         return str(rows[0][0]) if rows else ""
 
     def put(self, parts: Mapping[str, ReceivedPart]) -> None:

@@ -101,7 +101,13 @@ class Asker:
         """Whether a turn has come, or one is not done with."""
         settings, model = self.home.settings, self.home.received.model
         about = model if settings.serving_mode in ASKING else ""
-        return not model or self.home.queries.wanted(int(self._clock()), settings.serving_every, about)
+        return self._outdated or self.home.queries.wanted(int(self._clock()), settings.serving_every, about)
+
+    @property
+    def _outdated(self) -> bool:
+        """Whether what is here did not come for the way that the settings ask for."""
+        way, mode = self.home.received.way, self.home.settings.serving_mode
+        return way not in (("table", "shelf") if mode == "auto" else (mode,))
 
     def take_turn(self) -> int:
         """Do what the present turn has left to do; its number. Raises `HomebodyError` if the service cannot be asked:
@@ -109,7 +115,7 @@ class Asker:
         queries, settings = self.home.queries, self.home.settings
         now, held = int(self._clock()), self.home.received.get("head")
         with _understood():
-            due = held is None or queries.due(now, settings.serving_every)
+            due = self._outdated or queries.due(now, settings.serving_every)
             head = self._fetch(now) if held is None or due else Head.read(held.bytes)
             turn = queries.turn()
             assert turn is not None
@@ -130,14 +136,13 @@ class Asker:
         known = received.get("head", offer.model)
         content = self._client.get(head_path(offer.model)) if known is None else known.bytes
         head = Head.read(content)
-        rows = "table" if way == "table" else "shelf"
         part = self._table(offer) if way == "table" else Part.read(self._client.get(shelf_path()))
         if not head.digest == part.model == offer.model:
             raise HomebodyError("The service changed its model while it was asked: ask again.")
         if way in ASKING and head.mechanism is None:
             raise HomebodyError("The service offers queries without saying how to draw them: update the older side.")
         with self.home.store.writing():
-            came = {"head": content, rows: part.content}
+            came = {"head": content, way: part.content}
             received.put({name: ReceivedPart(offer.model, part.version, one) for name, one in came.items()})
             self.home.queries.give_up(offer.model)
             self.home.queries.begin_turn(now, self.home.settings.serving_every)
@@ -146,12 +151,15 @@ class Asker:
     def _way(self, offer: Offer) -> str:
         """How to be served, by the device's settings and what is offered."""
         mode = self.home.settings.serving_mode
+        offered = [
+            way for way in offer.ways if way != "query" or offer.choices
+        ]  # other queries than choices have no lists
         if mode == "auto":
             small = 0 < offer.table_bytes <= AUTO_BYTES
-            mode = "table" if "table" in offer.ways and (small or "shelf" not in offer.ways) else "shelf"
-        if mode not in offer.ways:
+            mode = "table" if "table" in offered and (small or "shelf" not in offered) else "shelf"
+        if mode not in offered:
             raise HomebodyError(
-                f"The service does not serve this model by --mode {mode}: it offers {', '.join(offer.ways)}."
+                f"The service does not serve this model by --mode {mode}: it offers {', '.join(offered)}."
             )
         return mode
 
@@ -295,7 +303,7 @@ def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommendat
     part, known = _at_home(home, person, head)
     there, delta = set(part.ids), Budget.parse(budget).delta if budget else DELTA
     query = next(iter(home.queries.answers(person, head.digest)), None) if mode in ASKING else None
-    way, epsilon, asked = "table" if home.received.get("table") else "shelf", 0.0, turn.at
+    way, epsilon, asked = "table" if home.received.way == "table" else "shelf", 0.0, turn.at
     ranked = None
     if query is not None and query.answer is not None:
         charge = Charge("server", "user", event_from_json(query.event))
@@ -376,7 +384,7 @@ def _private_state(home: Home, who: Person | int, head: Head, part: Part) -> Tre
 
 def _rows(home: Home, head: Head, who: Person | int, own: Sequence[str]) -> Part:
     """The rows that everyone gets and the person's last list; of their earlier lists, those of their own items."""
-    rows = home.received.get("table", head.digest) or home.received.get("shelf", head.digest)
+    rows = home.received.get(home.received.way, head.digest)
     assert rows is not None
     answers = [query.answer for query in home.queries.answers(who, head.digest) if query.answer is not None]
     lists, wanted = [Part.read(answer) for answer in answers if _is_list(answer)], set(own)
