@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.pages import DOCS
+from tests.pages import DOCS, Section
 from tests.processes import PATIENCE
 from tests.warm import Nest
 
 from homebody.data.pretrained import pretrained_at
+from homebody.federation.device.home import Home
+from homebody.federation.server.admin import opened
 
+DEVICES = Section("news.md", "On real devices")
 PAGE = (DOCS / "news.md").read_text(encoding="utf-8")
 SMALL = {
     "run fedrec --data MINDsmall": "--rounds 1 --cohort 4 --set d=20 --set heads=2 --set words=random",
@@ -102,6 +105,23 @@ def test_the_rest_of_the_page(real_data: Path, tmp_path: Path, warm: Nest) -> No
     assert served.count("mean over impressions: AUC") == 2
     assert len(re.findall(r"the gradient +1\.000 .* 1\.000 ", attacked)) == 2
     assert "CONTRADICTED" not in attacked
+
+
+def test_four_devices_train_on_their_impressions(tmp_path: Path, warm: Nest) -> None:
+    files, _ = blocks("Your own files")[0].split("homebody run")
+    subprocess.run(["bash", "-eu", "-c", files], cwd=tmp_path, check=True)
+    *_, trained, told, _ = DEVICES.paste(tmp_path, tmp_path, warm, ports=(9092, 9093, 9445, 9464), columns=200)
+    assert "privaterec on devices: not measured" in trained
+    assert "over the whole training: server 20, clients 20, public 20" in trained
+    assert "ann clicked n3." in told
+    assert "with 2 reports for the proxy" in told
+    assert "about one interaction: a mechanism of ε = 5 (replace-one); no sampling; ε = 5 each" in told
+    with opened(tmp_path / "server") as (_, records):
+        assert [line["clients"] for line in records.rounds()] == [4, 4]
+        assert records.counters()["reports_accepted"] == 8
+    with Home(tmp_path / "device-ann") as home:
+        shown = home.impressions.of("ann")[-1]
+        assert (set(shown.shown), shown.clicked, shown.ranked) == ({"n3", "n4", "n5", "n6"}, ("n3",), "device")
 
 
 def test_the_totals_of_the_page_are_those_of_its_settings() -> None:

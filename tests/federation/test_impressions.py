@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from tests.federation.test_reports import Mixer
 
-from homebody.core import Tree
+from homebody.core import Cohort, Tree
 from homebody.data import Population
 from homebody.data.codes import Code
 from homebody.data.partitions import everything
@@ -19,11 +21,16 @@ from homebody.data.population import Impressions, pointers
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.device.household import Household, recommend
+from homebody.federation.device.reporter import Reporter
+from homebody.federation.envelopes import Envelope, open_envelope, sign_envelope
+from homebody.federation.epoch import SEAL_BYTES
 from homebody.federation.schema import FeatureSchema
+from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.runtime import Flower
 from homebody.fit import fit
 from homebody.privacy import Ledger
+from homebody.privacy.events import event_from_json
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.simulation import Simulator
@@ -263,3 +270,123 @@ def test_gradients_of_impressions_leave_in_letters_too(
     found, wanted = one.fit(), one.simulated()
     one.near(found.shared, wanted.shared)
     assert one.homes[0].ledger(0).epsilon("server", "user", delta=1e-6).epsilon == float("inf")
+
+
+class Mixed:
+    """A town whose devices report through a mixer, which is in the same process."""
+
+    def __init__(self, town: Callable[..., Any], population: Population, recipe: Recipe, **more: Any) -> None:
+        self.one = town(population, (3, 1, 3), recipe, reports="127.0.0.1:9093", least=7, **more)
+        self.one.folder = self.one.homes[0].path.parent
+        self.mixer = Mixer(self.one)
+        for number, home in enumerate(self.one.homes):
+            self.one.mail.devices[f"mark{number}"] = self.one.device(home, self.mixer.reporter([]))
+
+    def fit(self, **more: Any) -> Any:
+        one = self.one
+        runtime = Flower(one.mail, one.records, one.plan, epochs=self.mixer.epochs, log=one.log)
+        return one.fit(runtime, **more)
+
+
+@pytest.mark.parametrize("mechanism", ["choice", "attention"])
+def test_reports_come_through_a_proxy_and_nobody_knows_whose_they_are(
+    town: Callable[..., Any], people: People, monkeypatch: pytest.MonkeyPatch, mechanism: str
+) -> None:
+    drawn_alike(monkeypatch)
+    recipe, population = plan(candidates=12, mechanism=mechanism), shown_to(people())
+    mixed = Mixed(town, population, recipe)
+    one = mixed.one
+    imported(one, population, "device")
+    found = mixed.fit()
+    wanted = fit(recipe.build(), Simulator(everything(population, seed=3)), rounds=2, seed=3, evaluate_every=0)
+    one.near(found.shared, wanted.shared)
+    # A letter says that its people reported, and nothing of what; a report is one of seven of one length.
+    parts = [wire.decode_letter(body)[1] for _, kind, body in one.mail.answers if kind == "train"]
+    assert all(part == wire.encode_tree({}) for letter in parts for part in letter.values())
+    epoch = mixed.mixer.epochs.named(f"{one.plan.run}/train/2")
+    assert epoch is not None
+    assert (epoch.arrived, epoch.people, epoch.among) == (7, 7, 7)
+    assert epoch.size == 3 * 4 + (4 if mechanism == "choice" else 3 * 2)
+    sizes = {open_envelope(body)[1].each for body in mixed.mixer.numbers.values()}
+    assert sizes == {epoch.size + SEAL_BYTES}
+    assert one.homes[0].outbox.reports() == 3 * 2
+    # The ledger counts on no shuffle.
+    charged = recipe.build().uplink.charges(Cohort(np.arange(7), "all", 7, 7))
+    told_server = {
+        event_from_json(entry.event) for entry in one.records.ledger().entries() if entry.observer == "server"
+    }
+    assert told_server == {charge.event for charge in charged}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", ["open", "close"])
+def test_a_trainer_that_is_killed_gets_the_same_reports(
+    town: Callable[..., Any], people: People, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    recipe, population = plan(candidates=12), shown_to(people())
+    mixed = Mixed(town, population, recipe)
+    imported(mixed.one, population, "device")
+    real = getattr(Epochs, after)
+
+    def dies(*given: Any, **more: Any) -> Any:
+        real(*given, **more)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Epochs, after, dies)
+        with pytest.raises(Killed):
+            mixed.fit(rounds=1)
+    mixed.fit(rounds=1)
+    assert mixed.one.told() == mixed.one.own(0, 0) == ["train/1"]
+    assert mixed.one.records.counters()["reports_accepted"] == 7
+
+
+def test_what_no_device_reports_is_dropped_at_the_intake_or_after(
+    town: Callable[..., Any], people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One report names an item that there is not, another cannot be opened: the round goes on with five of seven."""
+    recipe, population = replace(plan(candidates=12), rounds=1), shown_to(people())
+    mixed = Mixed(town, population, recipe, quorum=0.5)
+    imported(mixed.one, population, "device")
+    seal, number = Reporter.sealed_message, iter(range(99))
+
+    def lying(self: Reporter, epoch: Any, content: bytes) -> bytes:
+        at = next(number)
+        if at == 0:
+            content = content[:4] + (ITEMS + 7).to_bytes(4, "little") + content[8:]
+        sealed = seal(self, epoch, content)
+        return bytes(len(sealed)) if at == 1 else sealed
+
+    monkeypatch.setattr(Reporter, "sealed_message", lying)
+    monkeypatch.setattr(Mixer, "release", released)
+    mixed.fit()
+    counters = mixed.one.records.counters()
+    assert counters["reports_refused: unreadable"] == 1
+    assert counters["reports_refused: no message of this method"] == 1
+    assert len(mixed.one.records.load().server["told/news"]) == 5
+
+
+def released(self: Mixer) -> None:
+    for epoch, reports in self.held.items():
+        known = self.epochs.find(epoch)
+        assert known is not None
+        batch = Envelope("batch", epoch, os.urandom(16), reports, known.size + SEAL_BYTES)
+        assert self.intake.take(sign_envelope(batch, self._secret)).status_code in (200, 422)
+    self.held.clear()
+
+
+def test_a_proxy_that_hides_nobody_is_refused_and_so_is_a_device_without_one(
+    town: Callable[..., Any], people: People
+) -> None:
+    with pytest.raises(HomebodyError, match="so a proxy hides nobody: give --set candidates=100"):
+        ServerPlan(plan(), reports="127.0.0.1:9093").method()
+    ServerPlan(plan(candidates=12), reports="127.0.0.1:9093").method()
+    population = shown_to(people())
+    mixed = Mixed(town, population, replace(plan(candidates=12), rounds=1), quorum=0.5)
+    mixed.one.mail.devices["mark1"] = mixed.one.device(mixed.one.homes[1])
+    mixed.fit()
+    assert [line["clients"] for line in mixed.one.records.rounds()] == [6]
+    assert any("go through a proxy, and this device has none" in line["reason"] for line in mixed.one.said("refused"))

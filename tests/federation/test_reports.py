@@ -29,7 +29,7 @@ from homebody.federation.envelopes import (
     sign_envelope,
     signing_keys,
 )
-from homebody.federation.epoch import Epoch
+from homebody.federation.epoch import SEAL_BYTES, Epoch
 from homebody.federation.server.admin import report
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.intake import Intake
@@ -89,7 +89,11 @@ class Mixer:
 
     def release(self) -> None:
         for epoch, reports in self.held.items():
-            batch = sign_envelope(Envelope("batch", epoch, os.urandom(16), reports), self._secret)
+            known = self.epochs.find(epoch)
+            assert known is not None
+            batch = sign_envelope(
+                Envelope("batch", epoch, os.urandom(16), reports, known.size + SEAL_BYTES), self._secret
+            )
             try:
                 answer = self.intake.take(batch)
             except Refusal as refusal:

@@ -104,12 +104,14 @@ def init(
         lines.append(f"Give {server['helper_key']} to the operator of {plan.helper}, who lets it have sums opened:")
         lines.append("  homebody proxy allow PROXY reports.pub --server")
     if plan.reports:
-        among = several(server["shuffled_among"], "person", "people")
         lines.append(f"Give the same ca.pem to the proxy, whose next is {server['next']}, and get its reports.pub:")
         lines.append(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
+        among = server.get("shuffled_among")
         lines.append(
-            f"The ledger counts on {among} whose reports are shuffled together "
+            f"The ledger counts on {several(among, 'person', 'people')} whose reports are shuffled together "
             "(--least × --quorum): have the proxy wait for devices of as many (--least-devices)."
+            if among
+            else "The ledger counts on no shuffle: each report is charged as if the server knew whose it is."
         )
     options.answer(server, as_json, *lines, f"Then start it: homebody server start {folder}")
 

@@ -5,21 +5,26 @@ epoch (libsodium's sealed box, X25519 and XSalsa20-Poly1305): a proxy can split 
 all are of one length. A key serves one epoch and is then forgotten: what is sealed to another's cannot be opened, and
 what was recorded on the way can never be read afterwards.
 
+A report of another length, such as one on an impression, is sealed in the same way; all of an epoch are of one length.
+
 An envelope carries sealed reports over one hop, a device's to a proxy (a message) or a proxy's to whoever is next (a
 batch): `HBR1`, its kind, the epoch, a random number of its own, how many reports, who sends it, the reports, and the
-sender's signature (Ed25519) over all of it. The number makes a repetition known for what it is.
+sender's signature (Ed25519) over all of it. The number makes a repetition known for what it is. `HBR2` is the same with
+the length of a sealed report after their number, for reports that are not of 52 bytes.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from homebody.errors import HomebodyError
+from homebody.federation.epoch import BIT_BYTES, SEAL_BYTES
 
 try:
     from nacl import bindings as sodium
@@ -37,20 +42,23 @@ __all__ = [
     "epoch_keys",
     "named_sender",
     "open_envelope",
+    "seal_contents",
     "seal_reports",
     "sign_envelope",
     "signing_keys",
+    "unseal_contents",
     "unseal_reports",
 ]
 
-PLAIN_BYTES = 4
-REPORT_BYTES = PLAIN_BYTES + sodium.crypto_box_SEALBYTES
-"""Of a sealed report."""
+PLAIN_BYTES = BIT_BYTES
+assert sodium.crypto_box_SEALBYTES == SEAL_BYTES
+REPORT_BYTES = PLAIN_BYTES + SEAL_BYTES
+"""Of a sealed report of one bit."""
 EPOCH_BYTES = 16
 SIGNATURE_BYTES = sodium.crypto_sign_BYTES
-_HEAD = struct.Struct("<4sB16s16sI32s")
+_HEAD, _LONG_HEAD = struct.Struct("<4sB16s16sI32s"), struct.Struct("<4sB16s16sIH32s")
 HEAD_BYTES = _HEAD.size
-_MAGIC = b"HBR1"
+_MAGIC, _LONG = b"HBR1", b"HBR2"
 _KINDS: tuple[Literal["message", "batch"], ...] = ("message", "batch")
 _UNREADABLE = np.uint32(2**32 - 1)
 
@@ -73,10 +81,12 @@ class Envelope(NamedTuple):
     """Drawn at random by the sender; the same again is a repetition."""
     reports: bytes
     """Sealed, one behind the other."""
+    each: int = REPORT_BYTES
+    """Bytes of a sealed report."""
 
     @property
     def size(self) -> int:
-        return len(self.reports) // REPORT_BYTES
+        return len(self.reports) // self.each
 
 
 def epoch_keys() -> tuple[bytes, bytes]:
@@ -96,20 +106,36 @@ def seal_reports(pairs: npt.NDArray[np.integer], public: bytes) -> bytes:
     if len(pairs) and not 0 <= int(pairs.min()) <= int(pairs.max()) < 2**31:
         raise HomebodyError("A report names one of at most 2³⁰ entries.")
     plain = pairs.astype("<u4").tobytes()
-    sealed = [sodium.crypto_box_seal(plain[at : at + PLAIN_BYTES], public) for at in range(0, len(plain), PLAIN_BYTES)]
+    return seal_contents([plain[at : at + PLAIN_BYTES] for at in range(0, len(plain), PLAIN_BYTES)], public)
+
+
+def seal_contents(contents: Sequence[bytes], public: bytes) -> bytes:
+    """Each of these contents, which are of one length, sealed by itself; in a random order."""
+    sealed = [sodium.crypto_box_seal(content, public) for content in contents]
     order = np.argsort(np.frombuffer(os.urandom(8 * len(sealed)), dtype=np.uint64))
     return b"".join(sealed[place] for place in order)
 
 
 def unseal_reports(sealed: bytes, public: bytes, secret: bytes) -> npt.NDArray[np.uint32]:
     """The contents of these reports, in order; 2³² − 1 for a report that the key does not open."""
-    out = np.full(len(sealed) // REPORT_BYTES, _UNREADABLE, dtype="<u4")
-    for place, at in enumerate(range(0, len(out) * REPORT_BYTES, REPORT_BYTES)):
+    plain = unseal_contents(sealed, REPORT_BYTES, public, secret)
+    whole = (_UNREADABLE if content is None else int.from_bytes(content, "little") for content in plain)
+    return np.fromiter(whole, dtype="<u4", count=len(plain))
+
+
+def unseal_contents(sealed: bytes, each: int, public: bytes, secret: bytes) -> list[bytes | None]:
+    """The contents of reports of so many sealed bytes, in order; None for a report that the key does not open.
+
+    >>> public, secret = epoch_keys()
+    >>> sorted(unseal_contents(seal_contents([b"ab", b"cd"], public), 2 + SEAL_BYTES, public, secret))
+    [b'ab', b'cd']
+    """
+    out: list[bytes | None] = []
+    for at in range(0, len(sealed) - each + 1, each):
         try:
-            plain = sodium.crypto_box_seal_open(sealed[at : at + REPORT_BYTES], public, secret)
+            out.append(sodium.crypto_box_seal_open(sealed[at : at + each], public, secret))
         except CryptoError:
-            continue
-        out[place] = int.from_bytes(plain, "little")
+            out.append(None)
     return out
 
 
@@ -128,33 +154,40 @@ def sign_envelope(envelope: Envelope, secret: bytes) -> bytes:
     >>> sender == public, content == sent
     (True, True)
     """
-    head = _HEAD.pack(_MAGIC, _KINDS.index(envelope.kind), envelope.epoch, envelope.number, envelope.size, secret[32:])
+    about = (_KINDS.index(envelope.kind), envelope.epoch, envelope.number, envelope.size)
+    if envelope.each == REPORT_BYTES:
+        head = _HEAD.pack(_MAGIC, *about, secret[32:])
+    else:
+        head = _LONG_HEAD.pack(_LONG, *about, envelope.each, secret[32:])
     signed: bytes = sodium.crypto_sign(head + envelope.reports, secret)
     return signed[SIGNATURE_BYTES:] + signed[:SIGNATURE_BYTES]
 
 
 def named_sender(body: bytes) -> bytes:
     """Whom an envelope names as its sender: believed only once `open_envelope` has checked the signature."""
-    sender: bytes = _HEAD.unpack_from(body)[-1]
+    sender: bytes = (_LONG_HEAD if body.startswith(_LONG) else _HEAD).unpack_from(body)[-1]
     return sender
 
 
-def envelope_bytes(reports: int) -> int:
-    """The size of an envelope of so many reports."""
-    return HEAD_BYTES + reports * REPORT_BYTES + SIGNATURE_BYTES
+def envelope_bytes(reports: int, each: int = REPORT_BYTES) -> int:
+    """The size of an envelope of so many reports, of so many sealed bytes."""
+    head = HEAD_BYTES if each == REPORT_BYTES else _LONG_HEAD.size
+    return head + reports * each + SIGNATURE_BYTES
 
 
 def open_envelope(body: bytes) -> tuple[bytes, Envelope]:
     """Who signed it, and what it holds; whether that sender is known is for the caller to say."""
-    if len(body) < HEAD_BYTES + SIGNATURE_BYTES or not body.startswith(_MAGIC):
+    head, each = (_LONG_HEAD, 0) if body.startswith(_LONG) else (_HEAD, REPORT_BYTES)
+    if len(body) < head.size + SIGNATURE_BYTES or not body.startswith((_MAGIC, _LONG)):
         raise BadEnvelope("This is no envelope of reports.")
-    _, kind, epoch, number, count, sender = _HEAD.unpack_from(body)
+    _, kind, epoch, number, count, *more, sender = head.unpack_from(body)
+    each = more[0] if more else each
     if kind >= len(_KINDS):
         raise BadEnvelope("The envelope is of a kind that is not known here.")
-    if len(body) != HEAD_BYTES + count * REPORT_BYTES + SIGNATURE_BYTES:
+    if each <= SEAL_BYTES or len(body) != head.size + count * each + SIGNATURE_BYTES:
         raise BadEnvelope("The envelope's length is not that of its reports.")
     try:
         sodium.crypto_sign_open(body[-SIGNATURE_BYTES:] + body[:-SIGNATURE_BYTES], sender)
     except (CryptoError, ValueError) as error:
         raise BadSignature("The envelope's signature does not hold.") from error
-    return sender, Envelope(_KINDS[kind], epoch, number, body[HEAD_BYTES:-SIGNATURE_BYTES])
+    return sender, Envelope(_KINDS[kind], epoch, number, body[head.size : -SIGNATURE_BYTES], each)

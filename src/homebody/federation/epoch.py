@@ -9,17 +9,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["MESSAGE_REPORTS", "BadEpoch", "Epoch"]
+__all__ = ["BIT_BYTES", "MESSAGE_REPORTS", "SEAL_BYTES", "BadEpoch", "Epoch"]
 
 MESSAGE_REPORTS = 4096
-"""The most reports in a device's message to a proxy; a device that has more sends several messages."""
+"""The most one-bit reports in a device's message to a proxy; a device that has more sends several messages. Of longer
+reports as many as take as many bytes."""
 _TEXTS = {"epoch": re.compile("[0-9a-f]{32}"), "key": re.compile("[0-9a-f]{64}"), "shared": re.compile(".{0,200}")}
 """The form of each text in a description; a device compares `shared` with what its letter asks."""
 _BOUNDS = {"k": 1_000_001, "entries": 2**30, "among": 2**40, "closes": 2**40}
 """The number that each number in a description must be below."""
+BIT_BYTES = 4
+"""Of a report of one bit."""
+SEAL_BYTES = 48
+"""By how much a sealed report is longer than the report."""
+MOST_BYTES = 1024
+"""Of any report."""
 
 
 class BadEpoch(ValueError):
@@ -53,6 +60,8 @@ class Epoch:
     """How many people's reports a proxy must mix before it passes any on: the ledger relies on it."""
     closes: float
     """Unix seconds."""
+    size: int = field(default=BIT_BYTES, kw_only=True)
+    """Bytes of a report before it is sealed (`bytes` on the wire, where it is another than that of one bit)."""
 
     @classmethod
     def read(cls, said: object) -> Epoch:
@@ -66,13 +75,17 @@ class Epoch:
             kinds = (int, float) if name == "closes" else (int,)  # a proxy closes fractions of a second earlier
             if type(said.get(name)) not in kinds or not math.isfinite(said[name]) or not 0 < said[name] < bound:
                 raise BadEpoch(f"The epoch's '{name}' is missing or malformed.")
+        size = said.get("bytes", BIT_BYTES)
+        if type(size) is not int or not 0 < size <= MOST_BYTES:
+            raise BadEpoch("The epoch's 'bytes' is malformed.")
         texts = bytes.fromhex(said["epoch"]), bytes.fromhex(said["key"]), said["shared"]
-        return cls(*texts, *(said[name] for name in _BOUNDS))
+        return cls(*texts, *(said[name] for name in _BOUNDS), size=size)
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `read`."""
         texts = {"epoch": self.id.hex(), "key": self.key.hex(), "shared": self.asks}
-        return texts | {name: getattr(self, name) for name in _BOUNDS}
+        size = {} if self.size == BIT_BYTES else {"bytes": self.size}
+        return texts | {name: getattr(self, name) for name in _BOUNDS} | size
 
     def agrees(self, other: Epoch) -> bool:
         """Whether both describe the same epoch; every hop closes it a little before the next."""

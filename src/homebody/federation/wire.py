@@ -40,9 +40,12 @@ __all__ = [
     "expected",
     "longest",
     "nothing",
+    "packed",
+    "packed_bytes",
     "refuse_unfit",
     "report_numbers",
     "shapes",
+    "unpacked",
 ]
 
 VERSION = 1
@@ -273,6 +276,32 @@ def report_numbers(update: Tree) -> npt.NDArray[np.int64]:
         numbers.append(start + rows.index[rows.index >= 0].numpy())
         start += rows.size
     return np.concatenate(numbers)
+
+
+def packed(message: Tree) -> bytes:
+    """A message as bytes alone, always as many for messages of one form: its tensors in the order of their names.
+
+    >>> form = shapes(message := {"news": torch.tensor([7, -1]), "choice": torch.tensor(3)})
+    >>> len(packed(message)) == packed_bytes(form) == 24, unpacked(packed(message), form)["news"].tolist()
+    (True, [7, -1])
+    """
+    parts = (value.detach().cpu().contiguous() for _, value in sorted(message.items()))
+    return b"".join(part.numpy().astype(_KINDS[part.dtype], copy=False).tobytes() for part in parts)
+
+
+def packed_bytes(wanted: Mapping[str, Expected]) -> int:
+    """How many bytes a message of this form takes."""
+    return sum(math.prod(shape) * np.dtype(_KINDS[kind]).itemsize for shape, _, kind in wanted.values())
+
+
+def unpacked(content: bytes, wanted: Mapping[str, Expected]) -> Tree:
+    """The inverse of `packed`, for content of the right length."""
+    message, start = {}, 0
+    for name, (shape, _, kind) in sorted(wanted.items()):
+        end = start + math.prod(shape) * np.dtype(_KINDS[kind]).itemsize
+        message[name] = _tensor([_KINDS[kind], list(shape)], content[start:end])
+        start = end
+    return message
 
 
 def refuse_unfit(method: Method, *, proxied: bool = False, helped: bool = False) -> None:

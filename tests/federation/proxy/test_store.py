@@ -6,7 +6,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from tests.federation.proxy.conftest import EPOCH, Device, Upstream, facts, reports, split
 
 from homebody.errors import HomebodyError
+from homebody.federation.envelopes import Envelope
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import DATABASE, ProxyStore, SealedBatch, VerifiedMessage, create
+from homebody.federation.proxy.store import DATABASE, ProxyStore, SealedBatch, Sender, VerifiedMessage, create
 
 START = 1_000_000.0
 
@@ -606,3 +607,49 @@ def test_whatever_happens_each_report_arrives_once_or_is_counted(
         assert len(came) + here.store.counters().get("dropped: too few devices", 0) == len(expected)
         assert here.store.held() == here.rows("held") == here.rows("accepted") == here.rows("quotas") == 0
         here.store.close()
+
+
+def test_longer_reports_stay_whole_and_their_epoch_takes_no_others(tmp_path: Path) -> None:
+    """Of 72 bytes, sealed; in batches of as many bytes as one-bit reports take, and of another length at no time."""
+    kept = Kept(tmp_path, least_devices=1, hold=0.0, batch=5)
+    with kept.store.transaction():
+        kept.store.open_epoch(Epoch.read({**facts(kept.now + 1000, 4), "bytes": 24}), kept.now)
+    sent = [os.urandom(72) for _ in range(4)]
+    device, sender = os.urandom(32), Sender(False, 2)
+    long = Envelope("message", EPOCH, os.urandom(16), b"".join(sent), each=72)
+    short = Envelope("message", EPOCH, os.urandom(16), os.urandom(2 * 52))
+    messages = [VerifiedMessage(device, sender, envelope) for envelope in (long, short, long)]
+    assert kept.accept(*messages) == ["accepted", "other size", "repeated"]
+    more = [os.urandom(72) for _ in range(4)]
+    again = Envelope("message", EPOCH, os.urandom(16), b"".join(more), each=72)
+    assert kept.accept(VerifiedMessage(device, sender, again)) == ["accepted"]
+    kept.tick(1.0)
+    kept.again()
+    first = kept.cut()
+    assert first is not None
+    assert (first.size, len(first.reports)) == (5, 5 * 72)
+    kept.again()
+    assert kept.store.under_way() == [first]
+    rest = kept.forwarded()
+    whole = first.reports + b"".join(batch.reports for batch in rest)
+    assert sorted(whole[at : at + 72] for at in range(0, len(whole), 72)) == sorted(sent + more)
+
+
+def test_a_store_of_short_reports_alone_is_brought_forward(tmp_path: Path) -> None:
+    """With a batch that is under way."""
+    kept = Kept(tmp_path, least_devices=1, hold=0.0)
+    kept.epoch()
+    kept.accept(VerifiedMessage(os.urandom(32), Sender(False, 1), Envelope("message", EPOCH, bytes(16), bytes(3 * 52))))
+    kept.tick(1.0)
+    batch = kept.cut()
+    kept.store.close()
+    with closing(sqlite3.connect(tmp_path / "proxy.sqlite")) as database:
+        (made,) = database.execute("SELECT sql FROM sqlite_master WHERE name = 'batches'").fetchone()
+        database.executescript(
+            "ALTER TABLE batches RENAME TO other; "
+            + made.replace("length(reports) % size = 0", "length(reports) = 52 * size")
+            + "; INSERT INTO batches SELECT * FROM other; DROP TABLE other; "
+            "UPDATE homebody_schema SET version = 2 WHERE component = 'proxy';"
+        )
+    kept.again()
+    assert kept.store.under_way() == [batch]

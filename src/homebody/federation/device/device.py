@@ -39,7 +39,7 @@ from homebody.federation.device.household import TOY_ITEMS, Household, compile_k
 from homebody.federation.device.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
 from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import OptedOut, Person
-from homebody.federation.epoch import MESSAGE_REPORTS
+from homebody.federation.epoch import BIT_BYTES, MESSAGE_REPORTS, SEAL_BYTES
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.secure_sum.helped import HelpedParty, HelpedTerms, noise_depth
 from homebody.federation.secure_sum.messages import BadMessage, Terms
@@ -134,16 +134,18 @@ class Device:
         try:
             header, parts = wire.decode_letter(body)
             task = Task.read(header)
-            proxied, helped = task.acting.uplink.facts.shuffled, task.acting.uplink.facts.helped
-            if (proxied or helped) and self._reporter is None:
+            facts = task.acting.uplink.facts
+            # Messages that the server reads one by one leave in letters, or through a proxy: the server says which.
+            through, helped = facts.shuffled or (task.epoch is not None and facts.reader is not None), facts.helped
+            if (through or helped) and self._reporter is None:
                 what = (
-                    "Reports of this method go through a proxy" if proxied else "A helper opens the sums of this method"
+                    "Reports of this method go through a proxy" if through else "A helper opens the sums of this method"
                 )
                 raise HomebodyError(
-                    f"{what}, and this device has {'none' if proxied else 'no proxy'}: create a new device with "
+                    f"{what}, and this device has {'none' if through else 'no proxy'}: create a new device with "
                     "`homebody client init … --proxy https://HOST:PORT`; an existing one cannot be given a proxy."
                 )
-            if (task.epoch is not None) != (proxied and task.do in ("train", "evaluate")):
+            if (task.epoch is not None) != (through and task.do in ("train", "evaluate")):
                 raise wire.Malformed(
                     "The letter has no epoch for what goes through a proxy, or one for something else."
                 )
@@ -422,8 +424,8 @@ class Device:
             raise wire.Malformed("The letter's method, stages and parameters do not go together.") from error
         zero, ring = self._zero[1], None
         if task.epoch is not None:
-            reports = channel.facts.reports
-            if reports is None or (entries_of(zero), reports.k) != (task.epoch.entries, task.epoch.k):
+            form = (task.epoch.entries, task.epoch.k, task.epoch.size)
+            if form != _reported(channel, zero):
                 raise wire.Malformed("The letter's epoch is about another update than the method's.")
         if task.sum is not None:
             ring = self._ring(task, channel, entries_of(zero))
@@ -499,8 +501,11 @@ class Device:
             answer, reports = wire.encode_tree(update, half=task.half), 0
         else:
             assert self._reporter is not None
-            numbers = wire.report_numbers(update)
-            answer, reports = self._reporter.sealed(task.epoch, numbers), len(numbers)
+            if assignment.channel.facts.reports is None:
+                answer, reports = self._reporter.sealed_message(task.epoch, wire.packed(update)), 1
+            else:
+                numbers = wire.report_numbers(update)
+                answer, reports = self._reporter.sealed(task.epoch, numbers), len(numbers)
         outbox.finish(slot, task.run, task.counted, task.ask, state, answer, reports)
         return answer
 
@@ -607,7 +612,8 @@ class Device:
         reported: set[int] = set()
         try:
             written = {slot for message in outbox.messages(ask) for slot in message.people}
-            left, most = [slot for slot in slots if slot not in written], max(1, MESSAGE_REPORTS // task.epoch.k)
+            left = [slot for slot in slots if slot not in written]
+            most = max(1, MESSAGE_REPORTS * (BIT_BYTES + SEAL_BYTES) // (task.epoch.k * (task.epoch.size + SEAL_BYTES)))
             for group in (left[at : at + most] for at in range(0, len(left), most)):
                 content = self._reporter.message(task.epoch, b"".join(slots[slot] for slot in group))
                 outbox.put_message(ask, group, content)
@@ -635,6 +641,13 @@ class Device:
         apart = bool(self.home.views.all()) and views_of(task.acting) is not None
         self._in_time(lambda: compile_kernels(task.acting, schema, measures=task.measures, apart=apart), COMPILING)
         self._compiled.add(about)
+
+
+def _reported(channel: Channel, zero: Update) -> tuple[int, int, int]:
+    """The entries that a person's reports are about, how many reports those are, and the bytes of each."""
+    if channel.facts.reports is not None:
+        return entries_of(zero), channel.facts.reports.k, BIT_BYTES
+    return 1, 1, wire.packed_bytes(wire.shapes(channel.device(zero, Rng.of(0))))
 
 
 def _state(task: Task, base: str | None, local: Tree) -> PrivateState:

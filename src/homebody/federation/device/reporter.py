@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from homebody.errors import HomebodyError
 from homebody.federation.device.settings import HomeSettings
-from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_reports, sign_envelope
-from homebody.federation.epoch import BadEpoch, Epoch
+from homebody.federation.envelopes import Envelope, seal_contents, seal_reports, sign_envelope
+from homebody.federation.epoch import SEAL_BYTES, BadEpoch, Epoch
 from homebody.federation.secure_sum.helped import HelpedParty, HelperEpoch
 from homebody.federation.service.keys import read_report_key
 
@@ -95,10 +95,15 @@ class Reporter:
         """One person's reports, each encrypted so that only the server can open it."""
         return seal_reports(pairs, epoch.key)
 
+    def sealed_message(self, epoch: Epoch, content: bytes) -> bytes:
+        """One person's report of more than a bit, encrypted likewise."""
+        return seal_contents([content], epoch.key)
+
     def message(self, epoch: Epoch, reports: bytes) -> bytes:
         """A message to the proxy. It does not show which report belongs to whom."""
-        parts = sorted(reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES))
-        content = Envelope("message", epoch.id, os.urandom(16), b"".join(parts))
+        each = epoch.size + SEAL_BYTES
+        parts = sorted(reports[at : at + each] for at in range(0, len(reports), each))
+        content = Envelope("message", epoch.id, os.urandom(16), b"".join(parts), each)
         return sign_envelope(content, self._secret)
 
     def send(self, message: bytes, until: float = math.inf, wanted: Callable[[], bool] = lambda: True) -> None:

@@ -15,7 +15,7 @@ from homebody.federation.proxy.epochs import Book, epoch_closed, epoch_unknown
 from homebody.federation.proxy.forward import Forwarder, NextHop
 from homebody.federation.proxy.helper import HelperDesk
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore, VerifiedMessage
+from homebody.federation.proxy.store import BATCH_REPORTS, ProxyStore, VerifiedMessage
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.service import web
 from homebody.federation.service.keys import read_report_key
@@ -24,8 +24,6 @@ from homebody.files import holding, is_held
 
 __all__ = ["BATCH_REPORTS", "Proxy", "exposition", "run", "running"]
 
-BATCH_REPORTS = 16_384
-"""Reports in a proxy's batch, at most."""
 _FAREWELL = 10.0
 """Seconds for a proxy that was just killed to end."""
 
@@ -117,6 +115,8 @@ class Proxy:
             return web.Refusal(429, "full", "As many reports are held as may be; send it again later.", retry_after=5)
         if outcome == "conflict":
             return web.Refusal(409, "conflict", "Another message had this number before.")
+        if outcome == "other size":
+            return web.Refusal(422, "wrong size", "The epoch's reports are of another length.")
         return epoch_closed() if outcome == "closed" else epoch_unknown()
 
     async def _epoch(self, request: web.Request) -> web.Response:

@@ -78,7 +78,8 @@ class NextHop:
 
     def send(self, batch: SealedBatch) -> int:
         """The status that it answers a batch with."""
-        body = sign_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
+        envelope = Envelope("batch", batch.epoch, batch.number, batch.reports, len(batch.reports) // batch.size)
+        body = sign_envelope(envelope, self._secret)
         return self._ask("POST", "/v1/batches", body)[0]
 
     def close(self) -> None:

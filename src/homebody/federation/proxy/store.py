@@ -26,7 +26,7 @@ import numpy as np
 from homebody.database import PATIENCE, Database, connect
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import REPORT_BYTES, Envelope
-from homebody.federation.epoch import Epoch
+from homebody.federation.epoch import BIT_BYTES, SEAL_BYTES, Epoch
 from homebody.federation.proxy.epoch_secrets import Secrets
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.sums import TABLES as SUMS
@@ -37,6 +37,8 @@ __all__ = ["DATABASE", "ProxyStore", "SealedBatch", "Sender", "Ticked", "Verifie
 DATABASE = "proxy.sqlite"
 KEY_BYTES = 16
 """Of the random key of a report."""
+BATCH_REPORTS = 16_384
+"""One-bit reports in a proxy's batch, at most."""
 AT_ONCE = 1 << 14
 """The most reports that one statement inserts."""
 _TABLES = f"""
@@ -68,6 +70,15 @@ CREATE TABLE batches (
     CHECK (length(reports) = {REPORT_BYTES} * size)
 ) WITHOUT ROWID;
 CREATE TABLE counters (name TEXT PRIMARY KEY, amount INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_LONG_REPORTS = """
+ALTER TABLE batches RENAME TO short_batches;
+CREATE TABLE batches (
+    number BLOB PRIMARY KEY, epoch INTEGER NOT NULL, size INTEGER NOT NULL, reports BLOB NOT NULL,
+    CHECK (length(reports) % size = 0)
+) WITHOUT ROWID;
+INSERT INTO batches SELECT number, epoch, size, reports FROM short_batches;
+DROP TABLE short_batches;
 """
 WINDOW = 4
 """The most batches of an epoch that are being sent at a time."""
@@ -102,10 +113,8 @@ class SealedBatch(NamedTuple):
     number: bytes
     epoch: bytes
     reports: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.reports) // REPORT_BYTES
+    size: int
+    """How many."""
 
 
 def keyed(secret: bytes, *parts: bytes) -> bytes:
@@ -129,7 +138,7 @@ def opened(folder: Path) -> Database:
     # What is deleted is overwritten with zeros, in the tables; the log of what was written keeps it a little longer.
     for pragma in ("secure_delete = ON", "cache_size = -65536", "wal_autocheckpoint = 0", "temp_store = MEMORY"):
         database.execute(f"PRAGMA {pragma}").fetchall()
-    database.migrate("proxy", [_TABLES, SUMS])
+    database.migrate("proxy", [_TABLES, SUMS, _LONG_REPORTS])
     # A statement that inserts many reports counts them off here.
     database.execute("CREATE TEMP TABLE places (place INTEGER PRIMARY KEY)")
     counting = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) SELECT i FROM n"
@@ -137,12 +146,12 @@ def opened(folder: Path) -> Database:
     return database
 
 
-def under_random_keys(reports: bytes) -> tuple[bytes, bytes]:
-    """Draw a key for each report. Returns keys and reports in the order of the keys."""
-    size = len(reports) // REPORT_BYTES
+def under_random_keys(reports: bytes, each: int = REPORT_BYTES) -> tuple[bytes, bytes]:
+    """Draw a key for each report, of so many bytes. Returns keys and reports in the order of the keys."""
+    size = len(reports) // each
     keys = np.frombuffer(os.urandom(KEY_BYTES * size), dtype=np.uint8).reshape(size, KEY_BYTES)
     order = np.argsort(keys[:, :8].copy().view(">u8")[:, 0])
-    ordered = np.frombuffer(reports, dtype=np.uint8).reshape(size, REPORT_BYTES)[order]
+    ordered = np.frombuffer(reports, dtype=np.uint8).reshape(size, each)[order]
     return keys[order].tobytes(), ordered.tobytes()
 
 
@@ -224,7 +233,8 @@ class ProxyStore:
             return 0
         self._ends.pop(epoch, None)
         self._secrets.forget(epoch)  # if nothing can be written then, the epoch still takes no more
-        self._db.execute("UPDATE epochs SET facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
+        length = f"json_object('bytes', coalesce(json_extract(facts, '$.bytes'), {BIT_BYTES}))"
+        self._db.execute(f"UPDATE epochs SET facts = {length}, state = ? WHERE id = ?", (_CLOSED, row[0]))
         self.count("epochs_closed", 1)
         return self._drop(row[0], _OPEN, reason)
 
@@ -250,26 +260,28 @@ class ProxyStore:
     def accept(self, messages: list[VerifiedMessage], now: float) -> list[str]:
         """The outcome of each message: `accepted`, `repeated`, `conflict`, `limit`, `full`, `closed` or `unknown`."""
         epochs: dict[bytes, Any] = {}
-        fresh: dict[int, list[bytes]] = {}
+        fresh: dict[tuple[int, int], list[bytes]] = {}
         room = self._settings.most_held - self.held()
         outcomes = []
         for message in messages:
             epoch = message.envelope.epoch
             if epoch not in epochs:
-                stored = self._db.one("SELECT id, closes, k FROM epochs WHERE epoch = ?", epoch)
-                epochs[epoch] = stored and (stored[0], self._secrets.read(epoch), *stored[1:])
+                stored = self._db.one("SELECT id, closes, k, facts FROM epochs WHERE epoch = ?", epoch)
+                epochs[epoch] = stored and (stored[0], self._secrets.read(epoch), *stored[1:3], _each(stored[3]))
             row = epochs[epoch]
             if row is None:
                 outcomes.append("unknown")
             elif not row[1] or now >= row[2]:
                 outcomes.append("closed")
+            elif message.envelope.each != row[4]:
+                outcomes.append("other size")
             else:
-                outcome = self._accept(message, row, room, now, fresh)
+                outcome = self._accept(message, row[:4], room, now, fresh)
                 if outcome == "accepted":
                     room -= message.envelope.size
                 outcomes.append(outcome)
-        for heap, parts in fresh.items():
-            self._hold(heap, b"".join(parts))
+        for (heap, each), parts in fresh.items():
+            self._hold(heap, b"".join(parts), each)
         return outcomes
 
     def _accept(
@@ -278,7 +290,7 @@ class ProxyStore:
         row: tuple[int, bytes, float, int],
         room: int,
         now: float,
-        fresh: dict[int, list[bytes]],
+        fresh: dict[tuple[int, int], list[bytes]],
     ) -> str:
         epoch, secret, _, k = row
         envelope, size = message.envelope, message.envelope.size
@@ -301,7 +313,7 @@ class ProxyStore:
         for table, which in (("pools", pool), ("heaps", heap)):
             change = f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?"
             self._db.execute(change, (devices, size, which))
-        fresh.setdefault(heap, []).append(envelope.reports)
+        fresh.setdefault((heap, envelope.each), []).append(envelope.reports)
         return "accepted"
 
     def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
@@ -320,17 +332,17 @@ class ProxyStore:
         self._db.put(table, **values)
         return int(self._db.one("SELECT last_insert_rowid()")[0])
 
-    def _hold(self, heap: int, reports: bytes) -> None:
+    def _hold(self, heap: int, reports: bytes, each: int) -> None:
         """Insert each report under its own key, in the order of the keys, so that each page is written once."""
-        step = AT_ONCE * REPORT_BYTES
+        step = AT_ONCE * each
         for start in range(0, len(reports), step):
-            keys, ordered = under_random_keys(reports[start : start + step])
+            keys, ordered = under_random_keys(reports[start : start + step], each)
             # One statement for all: a row at a time would wait for the interpreter's lock at each. Were a key there
             # already, everything would be undone; ABORT, the default, keeps a copy of every page for that.
             self._db.execute(
                 "INSERT OR ROLLBACK INTO held (heap, key, report) "
-                f"SELECT ?1, substr(?2, place * {KEY_BYTES} + 1, {KEY_BYTES}), substr(?3, place * {REPORT_BYTES} + 1, "
-                f"{REPORT_BYTES}) FROM places WHERE place < ?4",
+                f"SELECT ?1, substr(?2, place * {KEY_BYTES} + 1, {KEY_BYTES}), substr(?3, place * {each} + 1, "
+                f"{each}) FROM places WHERE place < ?4",
                 (heap, keys, ordered, len(keys) // KEY_BYTES),
             )
 
@@ -371,16 +383,19 @@ class ProxyStore:
     def cut(self) -> SealedBatch | None:
         """Cut the next batch off a released pool, in one transaction; None if there is none."""
         next_heap = self._db.one(
-            "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
-            "WHERE pools.state = ? AND (SELECT count(*) FROM batches WHERE batches.epoch = pools.epoch) < ? "
+            "SELECT pools.pool, pools.epoch, epochs.epoch, epochs.facts FROM pools "
+            "JOIN epochs ON epochs.id = pools.epoch WHERE pools.state = ? AND "
+            "(SELECT count(*) FROM batches WHERE batches.epoch = pools.epoch) < ? "
             "ORDER BY pools.pool LIMIT 1",
             _RELEASED,
             WINDOW,
         )
         if next_heap is None:
             return None
-        pool, row, epoch = next_heap
-        last, number = self._lowest(pool, self._settings.batch), os.urandom(16)
+        pool, row, epoch, facts = next_heap
+        # As many bytes at most as a batch of one-bit reports may have: whoever is next takes no more.
+        most = max(1, min(self._settings.batch, BATCH_REPORTS * REPORT_BYTES // _each(facts)))
+        last, number = self._lowest(pool, most), os.urandom(16)
         # Bytes put together as text stay the bytes they are; the table checks the length.
         self._db.execute(
             "INSERT INTO batches (number, epoch, size, reports) SELECT ?, ?, count(*), "
@@ -393,7 +408,7 @@ class ProxyStore:
         self._db.execute("UPDATE pools SET reports = reports - ?, low = ? WHERE pool = ?", (size, last, pool))
         if not self._db.one("SELECT reports FROM pools WHERE pool = ?", pool)[0]:
             self._forget_pool(pool)
-        return SealedBatch(number, epoch, reports)
+        return SealedBatch(number, epoch, reports, size)
 
     def _lowest(self, pool: int, count: int) -> bytes:
         """The largest key among the first `count` reports of a pool."""
@@ -416,7 +431,7 @@ class ProxyStore:
 
     def under_way(self) -> list[SealedBatch]:
         """Batches that were cut and have no final answer yet."""
-        query = "SELECT number, epochs.epoch, reports FROM batches JOIN epochs ON epochs.id = batches.epoch"
+        query = "SELECT number, epochs.epoch, reports, size FROM batches JOIN epochs ON epochs.id = batches.epoch"
         return [SealedBatch(*row) for row in self._db.execute(query).fetchall()]
 
     def finish(self, batch: SealedBatch, outcome: str) -> None:
@@ -456,6 +471,11 @@ class ProxyStore:
 
     def counters(self) -> dict[str, int]:
         return dict(self._db.execute("SELECT name, amount FROM counters ORDER BY name").fetchall())
+
+
+def _each(facts: str) -> int:
+    """The sealed bytes of each report of an epoch; all that is left of the description of a closed one."""
+    return int(json.loads(facts).get("bytes", BIT_BYTES)) + SEAL_BYTES
 
 
 def _of_batch(sender: Sender, size: int, k: int) -> int:

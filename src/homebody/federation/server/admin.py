@@ -122,7 +122,8 @@ def make(
     if plan.reports:
         host, _, port = plan.reports.rpartition(":")
         host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
-        summary |= {"next": f"{'https' if plan.tls else 'http'}://{host}:{port}", "shuffled_among": plan.shuffled_among}
+        summary |= {"next": f"{'https' if plan.tls else 'http'}://{host}:{port}"}
+        summary |= {"shuffled_among": plan.shuffled_among} if method.uplink.facts.shuffled else {}
     if plan.helper:
         summary["helper_key"] = str(folder / "keys" / "reports.pub")
     return summary

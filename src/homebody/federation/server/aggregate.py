@@ -21,12 +21,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from homebody.core import Rows, Tree
 from homebody.errors import Abandoned, several
 from homebody.federation import wire
+from homebody.federation.epoch import BIT_BYTES, SEAL_BYTES
 from homebody.federation.secure_sum.helped import HelpedTerms
 from homebody.federation.secure_sum.messages import FEWEST, Exchange, Terms, Unpacker, blob
 from homebody.federation.server.answers import Answer
@@ -39,11 +39,12 @@ from homebody.privacy.ring import Numbers, Ring
 
 if TYPE_CHECKING:
     from homebody.federation.secure_sum.collector import Collector
-    from homebody.federation.server.epochs import Epochs
+    from homebody.federation.server.epochs import EpochResult, Epochs
     from homebody.federation.server.records import Records, RegisteredDevice
 
 __all__ = [
     "LetterRoute",
+    "MessageRoute",
     "NothingLeft",
     "ProxyRoute",
     "Route",
@@ -137,9 +138,8 @@ class LetterRoute(Route):
             raise TooFew(len(updates))
         sums: Tree = {}
         if self.reads is not None:
-            each = [updates[number] for number in sorted(updates)]
-            self.reads({name: torch.stack([update[name] for update in each]) for name in self.wanted}, sums)
-            return Summed(sums, len(updates), 0, updates)
+            whole = self.read_all([updates[number] for number in sorted(updates)])
+            return Summed(whole, len(updates), 0, updates)
         for name, (shape, size, kind) in self.wanted.items():
             exact = torch.int64 if kind in STEPS else torch.float64
             sums[name] = torch.zeros(shape if size is None else (size, *shape), dtype=exact)
@@ -153,6 +153,13 @@ class LetterRoute(Route):
         kinds = {name: torch.promote_types(form.kind, torch.float32) for name, form in self.wanted.items()}
         sums = {name: value if value.dtype == torch.int64 else value.to(kinds[name]) for name, value in sums.items()}
         return Summed(sums, len(updates), 0, updates)
+
+    def read_all(self, messages: Sequence[Tree]) -> Tree:
+        """The sums of messages that the channel reads one by one."""
+        assert self.reads is not None
+        sums: Tree = {}
+        self.reads({name: torch.stack([message[name] for message in messages]) for name in self.wanted}, sums)
+        return sums
 
     def _read(self, part: bytes) -> Tree:
         """What one person sent, checked and cleaned: nothing that came from a device is used before."""
@@ -185,6 +192,8 @@ class ProxyRoute(Route):
     seconds: float
 
     proxied = True
+    size = BIT_BYTES
+    """Bytes of a report."""
 
     def __post_init__(self) -> None:
         reports, shuffle = self.channel.facts.reports, self.channel.facts.shuffle
@@ -198,8 +207,9 @@ class ProxyRoute(Route):
         from homebody.federation.envelopes import envelope_bytes
 
         if (done := self.epochs.closed(self.name)) is not None:
-            return Summed(self._tree(done.counts, needed, len(users)), done.people)
-        self._epoch = self.epochs.open(self.name, self.asks, self._k, self._entries, self.seconds, self._among)
+            return Summed(self._tree(done, needed, len(users)), done.people)
+        about = (self.name, self.asks, self._k, self._entries, self.seconds, self._among, self.size)
+        self._epoch = self.epochs.open(*about)
         self._end = time.monotonic() + self.seconds
         # A letter says that reports were sent, and nothing else.
         sent = partial(wire.decode_update, wanted={}, largest=0.0, rows=0)
@@ -210,7 +220,8 @@ class ProxyRoute(Route):
             time.sleep(PAUSE)
         done = self.epochs.close(self.name, people)
         # As if each person had a message of their own: how many share a device is not told.
-        return Summed(self._tree(done.counts, needed, len(users)), people, people * envelope_bytes(self._k))
+        size = envelope_bytes(self._k, self.size + SEAL_BYTES)
+        return Summed(self._tree(done, needed, len(users)), people, people * size)
 
     def left(self) -> float:
         """By the wall clock, which devices and proxies are told; and no longer than planned, should it be set back."""
@@ -220,11 +231,19 @@ class ProxyRoute(Route):
     def _entries(self) -> int:
         return sum(_size(form) for form in self.wanted.values()) // 2
 
-    def _tree(self, counts: npt.NDArray[np.int64], needed: int, asked: int) -> Tree:
-        """The inverse of `wire.report_numbers` for counts. Refused where too few arrived, or far more than the people
-        asked can have sent: a few more do little harm, and must not let one device stop a round that all are charged
-        for."""
-        arrived = int(counts.sum())
+    def _tree(self, done: EpochResult, needed: int, asked: int) -> Tree:
+        """The inverse of `wire.report_numbers` for counts."""
+        self._check(int(done.counts.sum()), needed, asked)
+        tree, start = {}, 0
+        for name, form in sorted(self.wanted.items()):
+            end = start + _size(form)
+            tree[name] = torch.from_numpy(done.counts[start:end].astype(np.float32))
+            start = end
+        return tree
+
+    def _check(self, arrived: int, needed: int, asked: int) -> None:
+        """Refuse reports that are too few, or far more than the people asked can have sent: a few more do little harm,
+        and must not let one device stop a round that all are charged for."""
         if arrived < self._k * needed:
             raise Abandoned(
                 f"{several(arrived, 'report')} arrived before their epoch closed, and {self._k * needed:,} must: "
@@ -237,12 +256,40 @@ class ProxyRoute(Route):
                 f"{several(arrived, 'report')} arrived, but these people send at most {self._k * asked:,}: a proxy "
                 "accepts too many reports from someone, or forges reports."
             )
-        tree, start = {}, 0
-        for name, form in sorted(self.wanted.items()):
-            end = start + _size(form)
-            tree[name] = torch.from_numpy(counts[start:end].astype(np.float32))
-            start = end
-        return tree
+
+
+@dataclass
+class MessageRoute(ProxyRoute):
+    """Messages that the server reads one by one come back whole, each sealed by itself: nobody knows whose it is.
+
+    The ledger counts on no shuffle: a message is charged as if it came in a letter.
+
+    plain: the way back in letters, which says how a message is checked. among: how many people's messages a proxy must
+    mix before it passes any on.
+    """
+
+    plain: LetterRoute
+    among: int
+
+    def __post_init__(self) -> None:
+        self._k, self._among, self.size = 1, self.among, wire.packed_bytes(self.wanted)
+
+    @property
+    def _entries(self) -> int:
+        return 1
+
+    def _tree(self, done: EpochResult, needed: int, asked: int) -> Tree:
+        """The messages, read by the channel. One that no device of this method sends is dropped, and counted."""
+        found: list[Tree] = []
+        for at in range(0, len(done.reports), self.size):
+            try:
+                message = wire.unpacked(done.reports[at : at + self.size], self.wanted)
+                wire.check(message, self.wanted, *self.plain.within)
+                found.append(self.plain.clean(message))
+            except wire.Malformed:
+                self.epochs.records.count("reports_refused: no message of this method")
+        self._check(len(found), needed, asked)
+        return self.plain.read_all(found)
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from homebody.errors import Abandoned
 from homebody.federation.envelopes import EPOCH_BYTES, epoch_keys
-from homebody.federation.epoch import Epoch
+from homebody.federation.epoch import BIT_BYTES, Epoch
 from homebody.federation.server.records import PART, Records
 from homebody.files import write_synced
 
@@ -45,7 +45,8 @@ CREATE TABLE epoch_counts (
     epoch BLOB NOT NULL, part INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY (epoch, part)
 );
 """
-_COLUMNS = "id, public, shared, k, entries, among, closes, name, arrived, people"
+_LONG_REPORTS = "ALTER TABLE epoch ADD COLUMN size INTEGER NOT NULL DEFAULT 4;"
+_COLUMNS = "id, public, shared, k, entries, among, closes, name, arrived, people, size"
 Counts = npt.NDArray[np.int64]
 """How often each report came: of entry e, the bit 0 at 2e and the bit 1 at 2e + 1."""
 
@@ -81,6 +82,8 @@ class EpochResult(NamedTuple):
 
     counts: Counts
     people: int
+    reports: bytes = b""
+    """The reports themselves, in the order of their bytes, where they are not of one bit."""
 
 
 class Epochs:
@@ -106,16 +109,18 @@ class Epochs:
     def __init__(self, records: Records, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.records, self._db, self._clock = records, records.database, clock
         self._keys = folder / "epochs"
-        self._db.migrate(COMPONENT, (_SCHEMA,))
+        self._db.migrate(COMPONENT, (_SCHEMA, _LONG_REPORTS))
 
-    def open(self, name: str, asks: str, k: int, entries: int, seconds: float, among: int = 1) -> EpochRecord:
+    def open(
+        self, name: str, asks: str, k: int, entries: int, seconds: float, among: int = 1, size: int = BIT_BYTES
+    ) -> EpochRecord:
         """The epoch of this name, new if there is none; the others are closed then. Raises `Over` where the epoch of
         this name takes no more reports, or is not about this."""
         with self._db.transaction():
             epoch = self.named(name)
             if epoch is not None:
-                about = (epoch.asks, epoch.k, epoch.entries, epoch.among)
-                if about != (asks, k, entries, among) or not self.takes(epoch):
+                about = (epoch.asks, epoch.k, epoch.entries, epoch.among, epoch.size)
+                if about != (asks, k, entries, among, size) or not self.takes(epoch):
                     raise Over("The epoch is over, or about something else.")
                 return epoch
             for (other,) in self._db.execute("SELECT name FROM epoch WHERE people IS NULL").fetchall():
@@ -128,10 +133,10 @@ class Epochs:
             write_synced(self._file(identity), secret)
             (place,) = self._db.one("SELECT COALESCE(MAX(place), 0) + 1 FROM epoch")
             closes = int(self._clock() + seconds) + 1
-            new = EpochRecord(identity, public, asks, k, entries, among, closes, name, 0, None)
-            values = dict(zip(_COLUMNS.split(", "), astuple(new), strict=True))
-            self._db.put("epoch", place=place, logged=0, **values)
-        return new
+            values = (identity, public, asks, k, entries, among, closes, name, 0, None, size)
+            columns: dict[str, Any] = dict(zip(_COLUMNS.split(", "), values, strict=True))
+            self._db.put("epoch", place=place, logged=0, **columns)
+        return EpochRecord(*values[:-1], size=size)
 
     def find(self, identity: bytes) -> EpochRecord | None:
         """The epoch that envelopes call so."""
@@ -163,10 +168,10 @@ class Epochs:
         accepted, refused = json.loads(row[0])
         return Added(accepted, refused, again=True)
 
-    def add(
-        self, identity: bytes, number: bytes, pairs: npt.NDArray[np.unsignedinteger], refused: Mapping[str, int]
-    ) -> Added:
-        """Write down what a batch brought, unless it came before; `Over` where the epoch is closed by now."""
+    def add(self, identity: bytes, number: bytes, pairs: npt.NDArray[Any], refused: Mapping[str, int]) -> Added:
+        """Write down what a batch brought, unless it came before; `Over` where the epoch is closed by now.
+
+        pairs: numbers, or reports of more bytes as such (`V24`)."""
         with self._db.transaction():
             before = self.repeated(identity, number)
             if before is not None:
@@ -175,13 +180,14 @@ class Epochs:
             epoch = self.find(identity)
             if epoch is None or not self.takes(epoch):
                 raise Over("The epoch is closed.")
-            content = np.sort(pairs).astype("<u4").tobytes()
+            ordered = np.sort(pairs)
+            content = (ordered.astype("<u4") if epoch.size == BIT_BYTES else ordered).tobytes()
             answer = json.dumps([len(pairs), dict(refused)])
             self._db.put("epoch_batch", epoch=identity, number=number, answer=answer, pairs=content)
             change = "UPDATE epoch SET arrived = arrived + ?, logged = logged + ? WHERE id = ?"
             self._db.execute(change, (len(pairs), len(content), identity))
             (logged,) = self._db.one("SELECT logged FROM epoch WHERE id = ?", identity)
-            if logged > max(LEAST_LOG, 16 * epoch.entries):
+            if epoch.size == BIT_BYTES and logged > max(LEAST_LOG, 16 * epoch.entries):
                 self._fold(epoch)
             self.records.count("batches_accepted")
             self.records.count("reports_accepted", len(pairs))
@@ -201,12 +207,14 @@ class Epochs:
             if epoch is None:
                 raise Over("There is no such epoch.")
             if epoch.people is None:
-                counts = self._fold(epoch)
+                content = self._fold(epoch)
                 self._db.execute("UPDATE epoch SET people = ? WHERE id = ?", (people, epoch.id))
             else:
-                counts, people = self._counts(epoch), epoch.people
+                content, people = self._content(epoch), epoch.people
         self._file(epoch.id).unlink(missing_ok=True)
-        return EpochResult(counts, people)
+        if epoch.size != BIT_BYTES:
+            return EpochResult(np.zeros(0, dtype=np.int64), people, content)
+        return EpochResult(np.frombuffer(content, dtype="<i8"), people)
 
     def closed(self, name: str) -> EpochResult | None:
         """The outcome of a closed epoch, for as long as it is stored."""
@@ -218,30 +226,33 @@ class Epochs:
 
     def _one(self, column: str, value: bytes | str) -> EpochRecord | None:
         row = self._db.one(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", value)
-        return None if row is None else EpochRecord(*row)
+        return None if row is None else EpochRecord(*row[:-1], size=row[-1])
 
-    def _counts(self, epoch: EpochRecord) -> Counts:
-        """Folded or not."""
+    def _content(self, epoch: EpochRecord) -> bytes:
+        """Counts, or reports of more bytes in their order, folded or not."""
         query = "SELECT content FROM epoch_counts WHERE epoch = ? ORDER BY part"
         folded = b"".join(content for (content,) in self._db.execute(query, (epoch.id,)).fetchall())
-        counts = np.zeros(2 * epoch.entries, dtype=np.int64)
+        batches = self._db.rows("SELECT pairs FROM epoch_batch WHERE epoch = ? AND pairs IS NOT NULL", (epoch.id,))
+        if epoch.size != BIT_BYTES:
+            every = np.frombuffer(b"".join((folded, *(content for (content,) in batches))), dtype=f"V{epoch.size}")
+            return np.sort(every).tobytes()
+        counts = np.zeros(2 * epoch.entries, dtype="<i8")
         if folded:
             counts += np.frombuffer(folded, dtype="<i8")
-        query = "SELECT pairs FROM epoch_batch WHERE epoch = ? AND pairs IS NOT NULL"
-        for (content,) in self._db.rows(query, (epoch.id,)):
+        for (content,) in batches:
             counts += np.bincount(np.frombuffer(content, dtype="<u4"), minlength=len(counts))
-        return counts
+        return counts.tobytes()
 
-    def _fold(self, epoch: EpochRecord) -> Counts:
-        """Bring the batches that were logged into the counts."""
-        counts = self._counts(epoch)
-        content = memoryview(counts.astype("<i8").tobytes())
+    def _fold(self, epoch: EpochRecord) -> bytes:
+        """Bring the batches that were logged into the counts, or into one order."""
+        whole = self._content(epoch)
+        content = memoryview(whole)
         self._db.execute("DELETE FROM epoch_counts WHERE epoch = ?", (epoch.id,))
         for part, start in enumerate(range(0, len(content), PART)):
             self._db.put("epoch_counts", epoch=epoch.id, part=part, content=content[start : start + PART])
         self._db.execute("UPDATE epoch_batch SET pairs = NULL WHERE epoch = ? AND pairs IS NOT NULL", (epoch.id,))
         self._db.execute("UPDATE epoch SET logged = 0 WHERE id = ?", (epoch.id,))
-        return counts
+        return whole
 
     def _forget(self) -> None:
         """What came of epochs before the last, and keys that a kill left behind."""

@@ -25,7 +25,15 @@ import numpy.typing as npt
 
 from homebody.database import connect
 from homebody.errors import HomebodyError, Unavailable
-from homebody.federation.envelopes import EPOCH_BYTES, REPORT_BYTES, envelope_bytes, named_sender, unseal_reports
+from homebody.federation.envelopes import (
+    EPOCH_BYTES,
+    REPORT_BYTES,
+    envelope_bytes,
+    named_sender,
+    unseal_contents,
+    unseal_reports,
+)
+from homebody.federation.epoch import BIT_BYTES, SEAL_BYTES
 from homebody.federation.server.epochs import Added, EpochRecord, Epochs, Over
 from homebody.federation.server.monitor import counters
 from homebody.federation.server.plan import FILE, database_in
@@ -137,9 +145,16 @@ class Intake:
         secret = self._epochs.secret(epoch)
         if secret is None:
             raise _closed()
-        pairs = self._opened(batch.reports, epoch.key, secret)
-        again = ~_first(batch.reports)
-        unreadable, inside = pairs == _UNREADABLE, pairs < 2 * epoch.entries
+        if batch.each != epoch.size + SEAL_BYTES:
+            raise web.Refusal(422, "wrong size", "The epoch's reports are of another length.")
+        again = ~_first(batch.reports, batch.each)
+        if epoch.size == BIT_BYTES:
+            pairs: npt.NDArray[Any] = self._opened(batch.reports, epoch.key, secret)
+            unreadable, inside = pairs == _UNREADABLE, pairs < 2 * epoch.entries
+        else:
+            contents = self._contents(batch.reports, batch.each, epoch.key, secret)
+            unreadable = np.array([content is None for content in contents])
+            pairs, inside = np.array([content or b"" for content in contents], dtype=f"V{epoch.size}"), ~unreadable
         usable = inside & ~again
         reasons = {
             "copied": int(again.sum()),
@@ -151,6 +166,12 @@ class Intake:
             return _outcome(self._epochs.add(batch.epoch, batch.number, pairs[usable], refused))
         except Over as error:
             raise _closed() from error
+
+    def _contents(self, reports: bytes, each: int, public: bytes, secret: bytes) -> list[bytes | None]:
+        step = SLICE * each
+        slices = [reports[at : at + step] for at in range(0, len(reports), step)]
+        opened = self._openers.map(lambda part: unseal_contents(part, each, public, secret), slices)
+        return [content for part in opened for content in part]
 
     def _opened(self, reports: bytes, public: bytes, secret: bytes) -> npt.NDArray[np.uint32]:
         step = SLICE * REPORT_BYTES
@@ -180,9 +201,9 @@ class Intake:
                 self._refused.update(refused)
 
 
-def _first(reports: bytes) -> npt.NDArray[np.bool_]:
+def _first(reports: bytes, each: int = REPORT_BYTES) -> npt.NDArray[np.bool_]:
     """Which sealed reports are the first of their bytes in a batch: no two are sealed alike, so a copy is a proxy's."""
-    rows = np.frombuffer(reports, dtype=np.dtype((np.void, REPORT_BYTES)))
+    rows = np.frombuffer(reports, dtype=np.dtype((np.void, each)))
     first = np.zeros(len(rows), dtype=np.bool_)
     first[np.unique(rows, return_index=True)[1]] = True
     return first

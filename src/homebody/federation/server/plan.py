@@ -200,6 +200,13 @@ class ServerPlan:
         """The method with a Shuffle that counts on no more people than are certain to report."""
         channel, shuffle = method.uplink, method.uplink.facts.shuffle
         if shuffle is None:
+            if self.reports and channel.facts.reader is not None:
+                if channel.facts.names_lists:
+                    raise HomebodyError(
+                        "The server knows whose a report is by the list that it ranked for them, so a proxy hides "
+                        "nobody: give --set candidates=100, or leave out --reports."
+                    )
+                return method
             if self.reports:
                 raise HomebodyError(
                     f"{self.recipe.method} sends no reports through a proxy: leave out --reports, or put stages before "

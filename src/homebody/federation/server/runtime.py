@@ -27,6 +27,7 @@ from homebody.federation.secure_sum.messages import FEWEST
 from homebody.federation.server.aggregate import (
     Answers,
     LetterRoute,
+    MessageRoute,
     NothingLeft,
     ProxyRoute,
     Route,
@@ -281,6 +282,10 @@ class Flower:
             name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
             seconds = self._plan.deadline + self._plan.reports_wait
             return ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
+        if facts.reader is not None and self._epochs is not None:
+            name, seconds = f"{task.run}/{self._attempt()}", self._plan.deadline + self._plan.reports_wait
+            among = self._plan.shuffled_among
+            return MessageRoute(self._epochs, name, about, method.uplink, wanted, seconds, plain, among)
         if facts.secret:
             attempt = task.counted + self._sum_attempt().removeprefix(task.release)
             channel, devices = self._fitted(method, users), self._records.devices()
