@@ -119,6 +119,7 @@ def test_a_run_is_served_to_a_device_whatever_is_killed(scene: Scene) -> None:
     for who in ("ann", "bob"):
         found = json.loads(said("client", "recommend", device, who, "--json"))
         assert (found["way"], found["epsilon"], found["spent"], len(found["items"])) == ("query", 5.0, 15.0, 10)
+    said("client", "impressions", "click", device, "bob", found["items"][0]["item"])
     text = said("client", "ledger", device, "--person", "ann")
     assert "3 queries left for the service: 3 of kind choice" in text
     assert "The budget allows no further query" in text

@@ -80,6 +80,8 @@ def print_served(home: Home, person: str, k: int, as_json: bool) -> None:
     from homebody.federation.device.serving import recommend
 
     best = recommend(home, home.people.find(person), k)
+    # Also where the service ranked: it does not know which items were left out because the person has them.
+    home.impressions.show(person, [item.item for item in best.items], "device")
     said = {name: value for name, value in best._asdict().items() if name != "items"}
     ranking = {"person": person, "items": [item._asdict() for item in best.items], **said}
     table = options.ranking(f"For {person}", best.items)
