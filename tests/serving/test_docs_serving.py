@@ -40,6 +40,13 @@ def test_every_endpoint_is_on_the_page() -> None:
         assert re.search(rf'{method}"?(\$URL|http://localhost:9448){path}\b', PAGE), endpoint.path
 
 
+def test_the_readme(real_data: Path, tmp_path: Path, warm: Nest) -> None:
+    section = Section("../README.md", "From a catalogue too large for a device")
+    (shown,) = section.paste(tmp_path, real_data, warm, ports=(9447,))
+    offer = json.loads(shown.splitlines()[-1])
+    assert (offer["query"], offer["rows"]) == ("choice:epsilon=5", 500)
+
+
 def test_films(real_data: Path, tmp_path: Path, warm: Nest) -> None:
     section = Sections("serving.md", "Run a service", ("Every endpoint",))
     shown = section.paste(tmp_path, real_data, warm, ports=(9447,))

@@ -45,6 +45,25 @@ def test_a_service_is_made_reloaded_and_described(tmp_path: Path) -> None:
     assert "queries: choice:epsilon=5" in shown
 
 
+def test_a_servers_folder_is_taken_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, asked = tmp_path / "server", []
+    server.mkdir()
+    (server / "server.toml").touch()
+
+    def served_model(folder: Path, query: Query | None) -> Served:
+        asked.append(folder)
+        return films(query=str(query)).served
+
+    monkeypatch.setattr("homebody.federation.server.served.served_model", served_model)
+    words = ["init", str(tmp_path / "service"), "--run", str(server), "--query", "choice:epsilon=5", "--no-tls"]
+    done = CliRunner().invoke(app, ["serve", *words], catch_exceptions=False)
+    assert "300 items" in done.stdout
+    assert asked == [server]
+    with pytest.raises(HomebodyError, match=r"no such run|holds no run|There is no run"):
+        CliRunner().invoke(app, ["serve", "init", str(tmp_path / "b"), "--run", str(tmp_path)], catch_exceptions=False)
+    assert not (tmp_path / "b").exists()
+
+
 def test_certificates_of_ones_own(tmp_path: Path) -> None:
     for name, content in make_certificates().items():
         (tmp_path / name).write_bytes(content)

@@ -42,6 +42,8 @@ BODY_BYTES = 64 << 10
 """Of a request, at most."""
 LARGEST = 1e9
 """The largest number that a query may tell."""
+_TABLES = 16
+"""Tables since different versions that are kept, at most."""
 _LOOK_SECONDS = 0.2
 """Between two looks for changes."""
 _FAREWELL = 10.0
@@ -61,7 +63,8 @@ class Service:
         self._waiting = Waiting()
         self._loaded = Loaded(self._store, settings, clock)
         self._failing = ""
-        self._whole: tuple[tuple[str, int], KeptAnswer] | None = None
+        self._tables: dict[tuple[str, int, int | None], KeptAnswer] = {}
+        """Tables that were asked for at the present version: by model, version, and since when."""
         self._pages = {
             "/openapi.json": KeptAnswer((json.dumps(document(settings.tokens)) + "\n").encode(), JSON, "no-cache"),
             "/docs": KeptAnswer(page(settings.tokens).encode(), "text/html; charset=utf-8", "no-cache"),
@@ -169,15 +172,15 @@ class Service:
 
     def _table_of(self, live: Live, since: int | None) -> KeptAnswer:
         version = live.answers.version
-        name = (live.stock.model, version)
-        if since is None and self._whole is not None and self._whole[0] == name:
-            return self._whole[1]
+        name = (live.stock.model, version, since)
+        if (kept := self._tables.get(name)) is not None:
+            return kept
         header, parts = wire.decode_letter(live.stock.whole_part(version, since).content)
         if since is not None:
             header |= {"since": since, "removed": self._store.changes(since).removed}
         kept = self._loaded.keep(wire.encode_letter(header, parts), LETTER, live, f"table-{since}")
-        if since is None:
-            self._whole = (name, kept)
+        others = {key: table for key, table in self._tables.items() if key[:2] == name[:2]}
+        self._tables = {**(others if len(others) < _TABLES else {}), name: kept}
         return kept
 
     async def _openapi(self, request: web.Request) -> KeptAnswer:
