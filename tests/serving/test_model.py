@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -253,3 +254,31 @@ def test_the_letter_of_rows_takes_a_byte_a_number() -> None:
     assert len(part.content) < 120 * (6 + 4 + 4 + 10) + 2000
     assert part.names == {"i0": "the first"}
     assert Part.read(part.content).content == part.content
+
+
+@pytest.mark.parametrize("name", ["fedncf", "pfedrec", "privrec", "fedials"])
+def test_rows_of_other_shapes_are_refused_before_anything_reads_them(name: str) -> None:
+    FIELDS.setdefault(name, {"factors": 6, "hidden": "8"})
+    model, part = served(name), served(name).rows([1, 2, 3])
+    narrow = replace(part, tables={"item": part.tables["item"][:, :2], "item:scale": part.tables["item:scale"]})
+    strange = replace(part, tables={**part.tables, "more": part.tables["item"]})
+    for wrong in (narrow, strange, replace(part, tables={})):
+        with pytest.raises(HomebodyError, match="not those of the method"):
+            rank(model.head, wrong, AtHome(), 2)
+    if model.head.shared:
+        first = next(iter(model.head.shared))
+        head = replace(model.head, shared={**model.head.shared, first: torch.zeros(1)})
+        with pytest.raises(HomebodyError, match="not those of the method"):
+            rank(head, replace(part, model=head.digest), AtHome(), 2)
+    if model.head.codes["items"]:
+        codes = {feature: torch.full_like(values, 10**6) for feature, values in part.features.items()}
+        with pytest.raises(HomebodyError, match="does not have"):
+            rank(model.head, replace(part, features=codes), AtHome(), 2)
+
+
+def test_a_state_of_another_model_counts_as_none() -> None:
+    model, theirs = served("fedmf"), person("fedmf", 3)
+    other = theirs._replace(local={"user": torch.zeros(3)})
+    ranked = rank(model.head, model.rows(), other, 5)
+    assert ranked.notes == ("Their state is of another model: they are ranked for as a newcomer.",)
+    assert ranked.items == rank(model.head, model.rows(), theirs._replace(local=None), 5).items

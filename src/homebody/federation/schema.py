@@ -68,6 +68,11 @@ class FeatureSchema:
             numbers = wire.decode_tree(parts["items"])
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError, HomebodyError) as error:
             raise wire.Malformed("The feature schema is not as it should be.") from error
+        return cls.of(people, items, numbers)
+
+    @classmethod
+    def of(cls, people: Mapping[str, Code], items: Mapping[str, Code], numbers: Mapping[str, Tensor]) -> FeatureSchema:
+        """A schema of these codes; numbers that they do not have are a malformed letter."""
         if numbers.keys() != items.keys() or len({len(values) for values in numbers.values()}) > 1:
             raise wire.Malformed("The schema's items do not have the features that it names.")
         for name, code in items.items():

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Column, Data, Method, Tree
+from homebody.core import Catalogue, Column, Data, Method, Rows, Tree
 from homebody.data.codes import Code
 from homebody.errors import HomebodyError
 from homebody.federation import wire
@@ -32,11 +32,12 @@ from homebody.privacy.queries import Attention, Choice, Mechanism, Query
 from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.serving import interests
-from homebody.serving.rows import Part
+from homebody.serving.rows import SCALE, Part
 from homebody.simulation import Simulator
 
 __all__ = ["AtHome", "Head", "Ranked", "Served", "interest_of", "rank"]
 
+T = TypeVar("T")
 SHARPNESS = 16.0
 """Attention is the softmax of the fit of each interest, a cosine, times this."""
 
@@ -128,11 +129,35 @@ class Head:
 
     def catalogue(self, part: Part) -> Catalogue:
         """The items of a part as the method reads them, numbered from 0."""
+        return self._catalogue(part.features, len(part))
+
+    def _catalogue(self, numbers: Tree, count: int) -> Catalogue:
         people, items = self.codes.get("people", {}), self.codes.get("items", {})
-        numbers = {name: part.features[name].numpy() for name in items}
-        known = FeatureSchema(people, items, numbers).catalogue(len(part))
+        known = FeatureSchema.of(people, items, numbers).catalogue(count)
         contexts = {name: _column(code) for name, code in self.codes.get("contexts", {}).items()}
         return replace(known, contexts=contexts)
+
+    @cached_property
+    def _toy(self) -> Tree:
+        """The shared parameters of two items, as the method begins: their names and shapes are what is right."""
+        unknown = {name: torch.from_numpy(code.unknown(2)) for name, code in self.codes.get("items", {}).items()}
+        return self.method.init_shared(self._catalogue(unknown, 2), Rng.of(0))
+
+    def refuse_unfit(self, part: Part) -> None:
+        """Refuse rows that are not those of the method: compiled loops read what shapes promise."""
+        serving, tables = self.serving, self.serving.tables(self.method)
+        rows = {name: value for name, value in part.tables.items() if not name.endswith(SCALE)}
+        right = rows.keys() == set(tables) and all(isinstance(value, Tensor) for value in self.shared.values())
+        if right and not serving.ends:  # of news, rows are what an encoder made, and all is plain torch
+            toy = self._toy
+            right = self.shared.keys() == serving.common_part(self.method, toy).keys()
+            right = right and all(value.shape == toy[name].shape for name, value in self.shared.items())
+            if serving.ways == ("table",):
+                right = right and len({value.shape for value in rows.values()}) <= 1
+            else:
+                right = right and all(value.shape[1:] == toy[name].shape[1:] for name, value in rows.items())
+        if not right:
+            raise HomebodyError("The model or its rows are not those of the method: fetch the model again.")
 
     @cached_property
     def content(self) -> bytes:
@@ -368,7 +393,7 @@ def rank(head: Head, part: Part, person: AtHome, k: int) -> Ranked:
     does.
     """
     home = _home(head, part, person)
-    scores = head.method.score(home.shared, home.local, home.data, torch.arange(len(part))).clone()
+    scores = _tried(lambda: head.method.score(home.shared, home.local, home.data, torch.arange(len(part)))).clone()
     scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)
     scores[home.data.items[home.data.valid]] = -torch.inf
     best = torch.topk(scores, min(k, len(scores)))
@@ -382,13 +407,22 @@ def interest_of(head: Head, part: Part, person: AtHome) -> Tensor:
     home = _home(head, part, person)
     if person.local is None and not bool(home.data.valid.any()):
         return torch.zeros(head.size)
-    interest = head.serving.interest(head.method, home.shared, home.local, home.data)
+    interest = _tried(lambda: head.serving.interest(head.method, home.shared, home.local, home.data))
     return interest.detach().float()
+
+
+def _tried(work: Callable[[], T]) -> T:
+    """What the method makes of a model; one that came damaged is refused in a sentence."""
+    try:
+        return work()
+    except (RuntimeError, KeyError, IndexError, ValueError, TypeError) as error:
+        raise HomebodyError(f"The model or its rows do not fit the method ({error}): fetch the model again.") from error
 
 
 def _home(head: Head, part: Part, person: AtHome) -> _Home:
     if part.model != head.digest:
         raise HomebodyError("These rows are of another model: fetch the model again, and then its rows.")
+    head.refuse_unfit(part)
     method, serving, notes = head.method, head.serving, list[str]()
     shared = serving.joined(head.shared, part.rows, part.whole)
     place = {item: number for number, item in enumerate(part.ids)}
@@ -397,7 +431,7 @@ def _home(head: Head, part: Part, person: AtHome) -> _Home:
         items = "item" if missing == 1 else "items"
         notes.append(f"{missing:,} of their {items} had no rows here and did not count.")
     own = torch.tensor([place[person.items[number]] for number in kept], dtype=torch.int64)
-    catalogue = head.catalogue(part)
+    catalogue = _tried(lambda: head.catalogue(part))
     ratings = None
     if person.ratings is not None:
         ratings = torch.tensor([float(person.ratings[number]) for number in kept], dtype=torch.float32)
@@ -410,9 +444,11 @@ def _home(head: Head, part: Part, person: AtHome) -> _Home:
     around = {name: torch.from_numpy(code.unknown(len(own))) for name, code in codes.get("contexts", {}).items()}
     data = Data(own, real, torch.unique(own[real]), catalogue, features, around, ratings, now if person.now else {})
     local = None if person.local is None else renumbered(person.local, part.items)
-    trained = local is not None
-    if local is None:
-        local = method.init_local(shared, Rng.of(0, "home"))
+    begun = method.init_local(shared, Rng.of(0, "home"))
+    trained = local is not None and all(_shape(local.get(name)) == _shape(value) for name, value in begun.items())
+    if local is None or not trained:
+        notes += [] if local is None else ["Their state is of another model: they are ranked for as a newcomer."]
+        local = begun
     adapts = (method.scoring.adapts and not trained) or method.scoring.parameters == "adapted"
     if adapts and kept:
         batch = method.prepare(data, Rng.of(0, "adapt"))
@@ -420,6 +456,13 @@ def _home(head: Head, part: Part, person: AtHome) -> _Home:
         adapted = adapt_many(method, shared, *stacked)
         local = torch.utils._pytree.tree_map(lambda leaf: leaf[0], adapted)
     return _Home(shared, local, data, (*notes, *of_features, *of_now))
+
+
+def _shape(value: Any) -> tuple[Any, ...]:
+    """What a state's entry has in common with that of anybody else."""
+    if isinstance(value, Rows):
+        return "rows", value.size, *value.value.shape[1:]
+    return tuple(getattr(value, "shape", "?"))
 
 
 def _encoded(codes: Mapping[str, Code], said: Mapping[str, object]) -> tuple[dict[str, Tensor], list[str]]:

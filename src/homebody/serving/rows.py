@@ -18,7 +18,7 @@ from homebody.core import Tree
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 
-__all__ = ["Part", "dequantised", "join", "quantised"]
+__all__ = ["SCALE", "Part", "dequantised", "join", "quantised"]
 
 STEPS = 127
 SCALE = ":scale"
