@@ -518,7 +518,9 @@ class MethodContract:
         split, losses = self.people(), list[float | None]()
         method = self.method()
         some = len(split.members(method.needs)) // 2
-        fitted = fit(method, Simulator(split), rounds=4, cohort=some, on_round=lambda r: losses.append(r.loss))
+        fitted = fit(
+            method, Simulator(split), rounds=4, cohort=some, evaluate_every=4, on_round=lambda r: losses.append(r.loss)
+        )
         assert all(loss is None or math.isfinite(loss) for loss in losses)
         assert all(len(fitted.recommend(user=user, k=3)) == 3 for user in range(0, split.n_users, 29))
 
