@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.processes import wait_until
+from tests.processes import PATIENCE, wait_until
 from tests.serving.conftest import Answer, Running, films, news
 from torch import Tensor
 
@@ -331,6 +332,36 @@ class TestReload:
         part = here.client.table().part
         assert "late" in part.ids
         assert "n3" not in part.ids
+
+    def test_no_request_fails_while_models_and_items_change(self, served: Serve) -> None:
+        here, stop = served(news()), threading.Event()
+        failed, answered = list[Answer](), [0, 0, 0]
+
+        def asks(number: int) -> None:
+            model = here.ask("GET", "/v1/model").said["model"]
+            while not stop.is_set():
+                query = here.ask("POST", "/v1/query", {"model": model, "told": [0.5, 0.1, 0.2, 0.0, 0.1]})
+                shelf = here.ask("GET", "/v1/shelf", accept=LETTER)
+                failed.extend(answer for answer in (query, shelf) if answer.status != 200)
+                answered[number] += 1
+                if answered[number] % 5 == 0:
+                    model = here.ask("GET", "/v1/model").said["model"]
+
+        threads = [threading.Thread(target=asks, args=(number,), daemon=True) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for seed in range(1, 4):
+            wanted = [count + 5 for count in answered]
+            wait_until(lambda wanted=wanted: all(map(int.__ge__, answered, wanted)), "requests are answered")
+            model = install(here.folder, news(seed=seed)).model
+            item = {"id": f"late-{seed}", "features": {"title": "cat moon"}}
+            wait_until(lambda model=model: here.client.model().model == model, "the model is served")
+            assert here.ask("POST", "/v1/items", {"items": [item]}, here.operator).status == 200
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert failed == []
+        assert here.client.model().items == 63
 
     def test_rows_of_the_model_before_are_lost_and_named(self, served: Serve) -> None:
         here = served(films())

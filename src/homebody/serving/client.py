@@ -242,6 +242,8 @@ class Client:
         if (response.length or 0) > LONGEST:
             raise http.client.HTTPException("too long an answer")
         answer = response.read(LONGEST)
+        if response.length:
+            raise http.client.HTTPException("the answer broke off")
         if response.will_close or not response.isclosed():
             self.close()
         return response.status, answer, response.headers
