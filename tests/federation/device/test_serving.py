@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from homebody.federation.device.disclosures import disclosure
 from homebody.federation.device.home import Home
 from homebody.federation.device.serving import Asker, Recommendation, recommend
 from homebody.federation.device.store import HomeStore
-from homebody.federation.wire import encode_letter, encode_tree
+from homebody.federation.wire import decode_letter, encode_letter, encode_tree
 from homebody.methods import build
 from homebody.privacy import Charge, Ledger, PureRelease
 from homebody.rng import Rng
@@ -576,6 +577,39 @@ def test_a_device_that_trained_the_served_model_ranks_with_its_private_state(
             ["film-3", "film-7", "film-50"], local={**local, "item": Rows(numbers, own, ITEMS)} if trained else None
         )
         assert [(item.item, item.score) for item in found.items] == rank(shop.served.head, part, known, 5).items
+
+
+def test_a_damaged_ledger_holds_up_nobody_else(home: Home, shop: Shop) -> None:
+    home.ledger("ann").charge("train/1", [Charge("server", "user", PureRelease(5.0))])
+    file = home.ledger_file("ann")
+    home.close()
+    file.write_bytes(b"no ledger" * 100)
+    with Home(home.path) as again:
+        found = best(again, shop, "bob")
+        assert found.way == "query"
+        assert "ledger" in found.notes[0]
+        assert len(shop.lists) == 1
+        assert again.queries.of("ann") == []
+
+
+def test_a_model_that_would_exhaust_the_device_is_refused(home: Home, shops: Callable[[Model], Shop]) -> None:
+    """A service says how large the layers are that a device makes for itself."""
+    shop, get = shops(model(query="")), Client.get
+    large = replace(shop.served.head, name="fedncf", fields={"hidden": "200000,200000"})
+    home.be_served(serving_mode="shelf")
+    offer = shop.model()._replace(model=large.digest)
+
+    def answer(path: str, **options: Any) -> bytes:
+        if path.startswith("/v1/models/"):
+            return large.content
+        header, parts = decode_letter(get(shop, path, **options))
+        return encode_letter({**header, "model": large.digest}, parts)
+
+    shop.get = answer  # type: ignore[method-assign]
+    shop.model = lambda: offer  # type: ignore[method-assign]
+    with pytest.raises(HomebodyError, match="of memory, and this device allows"):
+        best(home, shop)
+    assert home.received.model == ""
 
 
 def test_what_a_service_sends_is_checked(

@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -26,10 +27,11 @@ from torch import Tensor
 from homebody import __version__
 from homebody.core import Rows, Tree
 from homebody.errors import HomebodyError, several
-from homebody.federation import wire
+from homebody.federation import LONGEST, wire
 from homebody.federation.device.history import Interaction
 from homebody.federation.device.home import Home
-from homebody.federation.device.household import RankedItem
+from homebody.federation.device.household import TOY_ITEMS, RankedItem
+from homebody.federation.device.limits import TooLarge, estimate, refuse_larger
 from homebody.federation.device.people import OptedOut, Person
 from homebody.federation.device.queries import ASKING, EACH_TURN, DrawnQuery, Overtaken, Turn
 from homebody.federation.device.received import ReceivedPart
@@ -85,6 +87,7 @@ class Asker:
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self.home, self._log, self._silent, self._clock, self._wait = home, log, silent, clock, wait
+        self._failed: list[HomebodyError] = []
         settings = home.settings
         if not settings.serving:
             raise HomebodyError(
@@ -114,6 +117,7 @@ class Asker:
         what was written down stays, and the next call goes on with it."""
         queries, settings = self.home.queries, self.home.settings
         now, held = int(self._clock()), self.home.received.get("head")
+        self._failed.clear()
         with _understood():
             due = self._outdated or queries.due(now, settings.serving_every)
             head = self._fetch(now) if held is None or due else Head.read(held.bytes)
@@ -126,6 +130,8 @@ class Asker:
                 before, head = head, self._fetch(now)
                 if head.digest == before.digest:  # it has the model, and not what was asked of it
                     queries.give_up("")
+        if self._failed:
+            raise self._failed[0]
         return turn.number
 
     def _fetch(self, now: int) -> Head:
@@ -139,6 +145,7 @@ class Asker:
         part = self._table(offer) if way == "table" else Part.read(self._client.get(shelf_path()))
         if not head.digest == part.model == offer.model:
             raise HomebodyError("The service changed its model while it was asked: ask again.")
+        self._refuse_larger(head, part)
         if way in ASKING and head.mechanism is None:
             raise HomebodyError("The service offers queries without saying how to draw them: update the older side.")
         with self.home.store.writing():
@@ -147,6 +154,17 @@ class Asker:
             self.home.queries.give_up(offer.model)
             self.home.queries.begin_turn(now, self.home.settings.serving_every)
         return head
+
+    def _refuse_larger(self, head: Head, part: Part) -> None:
+        """Refuse a model that would have the device make something too large for itself; its rows are here already."""
+        none = head.catalogue(part.only(torch.empty(0, dtype=torch.int64)))
+        try:
+            work = estimate(head.method, replace(none, n_items=TOY_ITEMS), LONGEST, 1)
+        except TooLarge:
+            raise
+        except HomebodyError:  # to train it takes the texts of news, which are not here: nothing is made to rank
+            return
+        refuse_larger(replace(work, bytes=0), self.home.settings)
 
     def _way(self, offer: Offer) -> str:
         """How to be served, by the device's settings and what is offered."""
@@ -181,10 +199,8 @@ class Asker:
         """Draw what everyone who wants a query tells, and wait: when it leaves says nothing of histories."""
         began, wanting = time.monotonic(), self.home.queries.wanting(turn.number, head.digest)
         for slot in wanting:
-            try:
+            with self._alone():
                 self._draw_for(slot, turn, head)
-            except OptedOut:
-                continue
         if seconds := DRAWING * len(wanting):
             end = began + seconds * max(1, math.ceil((time.monotonic() - began) / seconds))
             while (left := end - time.monotonic()) > 0 and not self._silent():
@@ -218,8 +234,13 @@ class Asker:
         for query in self.home.queries.open(head.digest):
             if self._silent():
                 return True
+            left = None
+            with self._alone():
+                left = self._leaving(query)
+            if left is None:
+                continue
             try:
-                self._send_one(query)
+                self._ask(left)
             except (OptedOut, Overtaken):
                 continue
             except RefusedRequest as error:
@@ -231,11 +252,24 @@ class Asker:
                 self._log("query refused", reason=str(error))
         return True
 
-    def _send_one(self, query: DrawnQuery) -> None:
-        queries = self.home.queries
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let what fails for one person, such as a damaged ledger, hold up nobody else: the turn says it at its end."""
+        try:
+            yield
+        except (OptedOut, Overtaken):
+            pass
+        except HomebodyError as error:
+            self._failed.append(error)
+
+    def _leaving(self, query: DrawnQuery) -> DrawnQuery | None:
+        """A query that is charged and may leave; None: the budget refuses it."""
         if query.state == "drawn" and (query := self._charge(query)).state == "refused":
-            return
-        query = queries.move(query, "sent", int(self._clock()))
+            return None
+        return self.home.queries.move(query, "sent", int(self._clock()))
+
+    def _ask(self, query: DrawnQuery) -> None:
+        """Send a query, and write its answer down."""
         assert query.told is not None
         told = wire.decode_tree(query.told)["told"]
         if self.home.settings.serving_mode == "query" and query.kind == "choice":
@@ -245,7 +279,7 @@ class Asker:
         else:
             answer = self._client.post(query_body(query.model, told))
             ranking(answer)
-        queries.answer(query, answer)
+        self.home.queries.answer(query, answer)
 
     def _charge(self, query: DrawnQuery) -> DrawnQuery:
         """Charge a query that was drawn; one that was charged before a kill is the same release."""
