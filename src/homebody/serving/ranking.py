@@ -20,8 +20,8 @@ Floats = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
 _TILE = 1024
 """Items that are scored at a time: their scores stay in the processor's nearest cache."""
-_BLOCK = 32
-"""Scores that are compared with the least of the best at a time."""
+_BLOCK, _FEW = 64, 16
+"""Scores that are compared with the least of the best at a time, and again where one of them is above it."""
 _NONE = np.iinfo(np.int64).max
 """The key of no item."""
 _ROOM = 1.25
@@ -100,20 +100,20 @@ def _rank(columns, count, weights, k, keys):
     least = np.full(queries, -np.inf, dtype=np.float32)
     for start in range(0, count, _TILE):
         size = min(_TILE, count - start)
+        tile[size:] = np.nan  # what is no item is above nothing
         for query in range(queries):
             _products(columns, weights[query], start, size, tile)
             key, n, bound = keys[query], held[query], least[query]
-            for block in range(0, size, _BLOCK):
-                end = min(block + _BLOCK, size)
-                above = 0
-                for place in range(block, end):
-                    above += tile[place] > bound
-                if above == 0:
+            for block in range(0, _TILE, _BLOCK):
+                if not _any_above(tile[block : block + _BLOCK], bound, _BLOCK):
                     continue
-                for place in range(block, end):
-                    if tile[place] > bound:
-                        key[n] = _key(bits[place], start + place)
-                        n += 1
+                for few in range(block, block + _BLOCK, _FEW):
+                    if not _any_above(tile[few : few + _FEW], bound, _FEW):
+                        continue
+                    for place in range(few, few + _FEW):
+                        if tile[place] > bound:
+                            key[n] = _key(bits[place], start + place)
+                            n += 1
                 if n > room - _BLOCK:
                     bound = _cut(key, n, k)
                     n = k
@@ -121,6 +121,15 @@ def _rank(columns, count, weights, k, keys):
     for query in range(queries):
         if held[query] > k:
             _cut(keys[query], held[query], k)
+
+
+@inner(forceinline=True)
+def _any_above(scores, bound, size):
+    """Whether one of so many scores is above the bound: a number that the compiler knows, so it compares many at once."""
+    above = np.int32(0)
+    for place in range(size):
+        above |= np.int32(scores[place] > bound)
+    return above != 0
 
 
 @inner(forceinline=True)
