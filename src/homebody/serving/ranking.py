@@ -125,7 +125,7 @@ def _rank(columns, count, weights, k, keys):
 
 @inner(forceinline=True)
 def _any_above(scores, bound, size):
-    """Whether one of so many scores is above the bound: a number that the compiler knows, so it compares many at once."""
+    """Whether one of the scores is above the bound. The compiler knows their number, and compares many at once."""
     above = np.int32(0)
     for place in range(size):
         above |= np.int32(scores[place] > bound)
