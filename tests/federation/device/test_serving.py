@@ -612,6 +612,26 @@ def test_a_model_that_would_exhaust_the_device_is_refused(home: Home, shops: Cal
     assert home.received.model == ""
 
 
+def test_a_model_that_fits_no_row_learns_of_nobody_whether_they_have_one(home: Home, shop: Shop) -> None:
+    """Who has none of the rows has no interest, and so none of the wrong size: a query that fails would tell them."""
+    head = shop.served.head
+    wide = replace(head, size=FACTORS + 1, interests=torch.eye(16, FACTORS + 1))
+    offer, get = shop.model()._replace(model=wide.digest), Client.get
+
+    def answer(path: str, **options: Any) -> bytes:
+        if path.startswith("/v1/models/"):
+            return wide.content
+        shop.asked.append(path)
+        header, parts = decode_letter(get(shop, path.replace(wide.digest, head.digest), **options))
+        return encode_letter({**header, "model": wide.digest}, parts)
+
+    shop.get = answer  # type: ignore[method-assign]
+    shop.model = lambda: offer  # type: ignore[method-assign]
+    asker(home, shop).take_turn()
+    assert charged(home, "ann") == charged(home, "bob") == ["query/choice/1"]
+    assert len([path for path in shop.asked if path.startswith(f"/v1/lists/{wide.digest}")]) == 2
+
+
 def test_what_a_service_sends_is_checked(
     home: Home, shop: Shop, shops: Callable[[Model], Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:

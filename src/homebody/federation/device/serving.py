@@ -220,7 +220,10 @@ class Asker:
         try:
             part, known = _at_home(self.home, slot, head)
             with torch.no_grad():
-                return serving.interest_of(head, part, known)
+                interest = serving.interest_of(head, part, known)
+            if interest.shape != (head.size,):  # told or not, that would say whether rows of theirs are in the part
+                raise HomebodyError(f"The model's interests have {head.size} numbers, and its rows have others.")
+            return interest
         except Exception as error:
             self._log("nothing", reason=str(error) if isinstance(error, HomebodyError) else type(error).__name__)
             return torch.zeros(head.size)
