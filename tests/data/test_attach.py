@@ -354,9 +354,9 @@ class TestImpressions:
         assert said == [
             f"{path.name} has 1 impression of users who have no interactions; left out.",
             f"{path.name} shows items that the population does not have in 2 rows; those are left out.",
-            "i.csv shows an item again in the same impression in 2 rows; it counts once, as clicked if once clicked.",
-            f"{path.name} has 1 impression with no click; left out, as there is nothing to rank.",
-            f"{path.name} has 3 impressions with nothing that was not clicked; left out, as there is nothing to rank.",
+            "i.csv: 2 items are shown again in the same impression: each counts once, as clicked if once clicked.",
+            "i.csv: 1 impression has no click: left out, as there is nothing to rank.",
+            "i.csv: 3 impressions have nothing that was not clicked: left out, as there is nothing to rank.",
         ]
 
     @pytest.mark.parametrize(
@@ -371,6 +371,7 @@ class TestImpressions:
                 r"impression '1' of .* belongs to 2 users \(1 such imp",
             ),
             ("impression,user,item,clicked\n1,7,a,1\n1,7,b,1\n", "No impression of .* can be used"),
+            ("impression,user,item,clicked\n1,99,a,1\n1,99,b,0\n", "No impression of .* can be used"),
             ("impression,user,item,clicked,click\n1,7,a,1,1\n", "several columns that could be the clicked"),
         ],
     )

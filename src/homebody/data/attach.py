@@ -11,7 +11,8 @@ import numpy as np
 import polars as pl
 
 from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, unmark_all, usual
-from homebody.data.population import Features, Impressions, Kind, Population, whole_times
+from homebody.data.news import usable
+from homebody.data.population import Features, Impressions, Kind, Population, pointers, whole_times
 from homebody.data.published import rows_for
 from homebody.data.table import USUAL_NAMES, even_table, raw_table
 from homebody.errors import HomebodyError, refuse_unknown, several
@@ -296,10 +297,33 @@ def _attach_impressions(population: Population, path: Path, say: Say) -> Populat
         }
     )
     _refuse_shared(rows, path)
-    askable = _askable(rows, path, say)
+    strangers = rows.filter(pl.col("user").is_null())["impression"].n_unique()
+    if strangers:
+        say(f"{path.name} has {several(strangers, 'impression')} of users who have no interactions; left out.")
+        rows = rows.filter(pl.col("user").is_not_null())
+    if unknown := rows["item"].null_count():
+        many = several(unknown, "row")
+        say(f"{path.name} shows items that the population does not have in {many}; those are left out.")
+        rows = rows.filter(pl.col("item").is_not_null())
+    lines = rows.group_by("impression", maintain_order=True).agg(
+        pl.col("user").first(), pl.col("time").min(), pl.col("item"), pl.col("clicked")
+    )
+    impressions, said = usable(
+        Impressions(
+            users=lines["user"].to_numpy().astype(np.int64),
+            indptr=pointers(lines["item"].list.len().to_numpy()),
+            items=lines["item"].explode().cast(pl.Int32).to_numpy(),
+            clicked=lines["clicked"].explode().to_numpy(),
+            times=whole_times(lines["time"]) if "time" in column else None,
+        ),
+        population.n_items,
+        str(path),
+    )
+    for sentence in said:
+        say(f"{path.name}: {sentence}")
     if population.impressions is not None:
         say(f"{path.name} takes the place of the impressions that {population.name} has already.")
-    return replace(population, impressions=_impressions(askable, timed="time" in column))
+    return replace(population, impressions=impressions)
 
 
 def _places(ids: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
@@ -338,56 +362,3 @@ def _refuse_shared(rows: pl.DataFrame, path: Path) -> None:
             f"The impression '{shared['impression'][0]}' of {path} belongs to {shared['called'][0]} users "
             f"({several(shared.height, 'such impression')}); give each its own number."
         )
-
-
-def _askable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
-    """The rows that can be asked of a model, saying how many cannot."""
-    strangers = rows.filter(pl.col("user").is_null())
-    if strangers.height:
-        many = several(strangers["impression"].n_unique(), "impression")
-        say(f"{path.name} has {many} of users who have no interactions; left out.")
-        rows = rows.filter(pl.col("user").is_not_null())
-    unknown = rows["item"].null_count()
-    if unknown:
-        many = several(unknown, "row")
-        say(f"{path.name} shows items that the population does not have in {many}; those are left out.")
-        rows = rows.filter(pl.col("item").is_not_null())
-    once = rows.group_by("impression", "item", maintain_order=True).agg(
-        pl.col("user", "time").first(), pl.col("clicked").any()
-    )
-    if once.height < rows.height:
-        say(
-            f"{path.name} shows an item again in the same impression in {several(rows.height - once.height, 'row')}; "
-            "it counts once, as clicked if once clicked."
-        )
-    clicks = pl.col("clicked").sum().over("impression")
-    shown = pl.len().over("impression")
-    for problem, sentence in ((clicks == 0, "no click"), (clicks == shown, "nothing that was not clicked")):
-        useless = once.filter(problem)["impression"].n_unique()
-        if useless:
-            many = several(useless, "impression")
-            say(f"{path.name} has {many} with {sentence}; left out, as there is nothing to rank.")
-    once = once.filter((clicks > 0) & (clicks < shown))
-    if once.height == 0:
-        raise HomebodyError(
-            f"No impression of {path} can be used: each needs a known user, an item that was clicked and one "
-            "that was not."
-        )
-    return once
-
-
-def _impressions(rows: pl.DataFrame, *, timed: bool) -> Impressions:
-    # Sorting is stable: what the file shows first stands first.
-    rows = (
-        rows.with_row_index("first")
-        .with_columns(pl.col("time", "first").min().over("impression"))
-        .sort("user", "time", "first", maintain_order=True)
-    )
-    starts = np.flatnonzero(np.diff(rows["first"].cast(pl.Int64).to_numpy(), prepend=-1))
-    return Impressions(
-        users=rows["user"].to_numpy()[starts].astype(np.int64),
-        indptr=np.append(starts, rows.height).astype(np.int64),
-        items=rows["item"].cast(pl.Int32).to_numpy(),
-        clicked=rows["clicked"].to_numpy(),
-        times=whole_times(rows["time"])[starts] if timed else None,
-    )

@@ -16,7 +16,7 @@ from homebody.data.population import Features, Impressions, Kind, Population, po
 from homebody.data.published import rows_for
 from homebody.errors import HomebodyError, several
 
-__all__ = ["described", "merged", "with_impressions"]
+__all__ = ["described", "merged", "usable", "with_impressions"]
 
 
 def merged(states: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
@@ -39,12 +39,18 @@ def merged(states: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
 
 
 def with_impressions(people: Population, lines: Impressions) -> Population:
-    """The people with a source's impressions, ordered by user and time. lines: these, in the order of the source.
+    """The people with a source's impressions. lines: as `usable` takes them."""
+    impressions, said = usable(lines, people.n_items, people.name)
+    return replace(people, impressions=impressions, notes=(*people.notes, *said))
 
-    An item counts once in an impression. Impressions that ask nothing are left out, and said.
+
+def usable(lines: Impressions, n_items: int, name: str) -> tuple[Impressions, list[str]]:
+    """Impressions ordered by user and time, and what is said of those left out. lines: in the order of the source.
+
+    An item counts once in an impression. Impressions that ask nothing are left out. name: of the source.
     """
     said, line, count = [], lines.owners, len(lines.users)
-    distinct, first, where = np.unique(line * people.n_items + lines.items, return_index=True, return_inverse=True)
+    distinct, first, where = np.unique(line * n_items + lines.items, return_index=True, return_inverse=True)
     if len(distinct) < len(lines.items):
         said.append(
             f"{several(len(lines.items) - len(distinct), 'item is', 'items are')} shown again in the same impression: "
@@ -62,9 +68,12 @@ def with_impressions(people: Population, lines: Impressions) -> Population:
             said.append(f"{many} {why}: left out, as there is nothing to rank.")
     asks = (clicks > 0) & (clicks < sizes)
     if not asks.any():
-        raise HomebodyError(f"No impression of {people.name} has both a click and something that was not clicked.")
+        raise HomebodyError(
+            f"No impression of {name} can be used: each needs a known user, an item that was clicked and one that was "
+            "not."
+        )
     order = np.lexsort((lines.users,) if lines.times is None else (lines.times, lines.users))
-    return replace(people, impressions=lines.taken(order[asks[order]]), notes=(*people.notes, *said))
+    return lines.taken(order[asks[order]]), said
 
 
 def described(people: Population, name: str, table: pl.DataFrame, kinds: Mapping[str, Kind]) -> Population:
