@@ -242,7 +242,7 @@ class Answers:
     def ranking(self, items: npt.NDArray[np.int64], scores: npt.NDArray[np.float32]) -> bytes:
         """The answer to a query, the same length whatever is in it."""
         pairs = zip(self.stock.labels(items[items >= 0].tolist()), scores.tolist(), strict=False)
-        listed = ", ".join([f'{{{label}, "score": {score:.6e}}}' for label, score in pairs])
+        listed = ", ".join([f'{{{label}, "score": {score:.7g}}}' for label, score in pairs])
         return f"{self._head}{listed}]}}".ljust(self._length).encode()
 
     def _padded(self, part: Part) -> bytes:
