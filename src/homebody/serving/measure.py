@@ -34,7 +34,7 @@ from homebody.privacy.queries import Choice, Query
 from homebody.rng import Rng
 from homebody.run import reopen
 from homebody.serving.interests import lists
-from homebody.serving.model import Served, acting
+from homebody.serving.model import Served, acting, item_ids
 from homebody.simulation import Simulator
 from homebody.simulation.clients import QuestionGroup
 
@@ -156,8 +156,7 @@ def measure(
     recipe = Recipe.from_toml(RunFolder.open(path).recipe_text())
     runtime = fitted.runtime
     assert isinstance(runtime, Simulator)
-    ids = [population.item_id(item) for item in range(population.n_items)]
-    plain = Served.of_fitted(fitted, recipe.method, recipe.fields, None, ids=ids)
+    plain = Served.of_fitted(fitted, recipe.method, recipe.fields, None, ids=item_ids(population))
     models = [plain.asking(query) for query in queries]
     impressions = runtime.split.shown is not None
     plans = [*_plain_plans(plain, rows, impressions)]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from homebody.core import Catalogue, Column, Data, Method, Rows, Tree
 from homebody.data.codes import Code
+from homebody.data.population import Population
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
@@ -35,7 +36,7 @@ from homebody.serving import interests
 from homebody.serving.rows import SCALE, Part
 from homebody.simulation import Simulator
 
-__all__ = ["AtHome", "Head", "Ranked", "Served", "interest_of", "rank"]
+__all__ = ["AtHome", "Head", "Ranked", "Served", "acting", "interest_of", "item_ids", "rank"]
 
 T = TypeVar("T")
 SHARPNESS = 16.0
@@ -292,9 +293,8 @@ class Served:
 
         fitted, population = reopen(path, trust_code=trust_code)
         recipe = Recipe.from_toml(RunFolder.open(path).recipe_text())
-        ids = [population.item_id(item) for item in range(population.n_items)]
-        named = population.item_names is not None
-        called = {item: population.item_name(number) for number, item in enumerate(ids)} if named else {}
+        ids, names = item_ids(population), population.item_names
+        called = {} if names is None else dict(zip(ids, map(str, names.to_list()), strict=True))
         return cls.of_fitted(fitted, recipe.method, recipe.fields, query, ids=ids, names=called)
 
     @classmethod
@@ -354,6 +354,12 @@ class Served:
         scores = self.places @ self.head.heard(told)
         best = scores.topk(min(k, len(scores)))
         return best.indices, best.values
+
+
+def item_ids(population: Population) -> list[str]:
+    """What the source calls each item."""
+    known = population.item_ids
+    return list(map(str, range(population.n_items) if known is None else known.to_list()))
 
 
 class AtHome(NamedTuple):
