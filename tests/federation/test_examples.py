@@ -94,8 +94,8 @@ def hardening(name: str) -> dict[str, list[str]]:
 
 
 def test_all_units_are_hardened_alike() -> None:
-    assert len(UNITS) == 3
-    assert hardening("server") == hardening("client")
+    assert len(UNITS) == 4
+    assert hardening("server") == hardening("client") == hardening("serve")
     alone = {"RestrictAddressFamilies": ["AF_UNIX"], "PrivateNetwork": ["yes"], "IPAddressDeny": ["any"]}
     assert hardening("view@") == {**hardening("client"), **alone}
 
