@@ -37,6 +37,9 @@ def serving(
     every: Annotated[
         str | None, Option(help="How often everyone's device asks, used or not, such as 24h or 7d.")
     ] = None,
+    epsilon: Annotated[
+        float | None, Option(help="What one query may cost a person, at most; the service says how it is drawn.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show or set the service that recommends from its catalogue, and how this device asks it."""
@@ -45,18 +48,23 @@ def serving(
 
     changes: dict[str, Any] = {} if mode is None else {"serving_mode": mode}
     changes |= {} if every is None else {"serving_every": read_span(every)}
+    changes |= {} if epsilon is None else {"query_epsilon": epsilon}
     with Home(folder) as home:
         home.be_served(url, ca=ca, token_file=token_file, **changes)
         settings, lines = home.settings, _lines(home)
         token = home.serving_token is not None
-    shown = {"url": settings.serving, "mode": settings.serving_mode, "every": settings.serving_every, "token": token}
+    shown = {"url": settings.serving, "mode": settings.serving_mode, "every": settings.serving_every}
+    shown |= {"epsilon": settings.query_epsilon, "token": token}
     if not settings.serving:
         options.answer(shown, as_json, "No service: give one with --url https://HOST:PORT --ca ca.pem.")
         return
+    from homebody.report.statement import figure
+
     asks = (
         f"Asked every {span(settings.serving_every)} for everybody who takes part, while `homebody client start` runs."
     )
-    options.answer(shown, as_json, f"{settings.serving}, mode {settings.serving_mode}.", asks, *lines)
+    most = f"A query costs ε = {figure(settings.query_epsilon)} at most."
+    options.answer(shown, as_json, f"{settings.serving}, mode {settings.serving_mode}.", asks, most, *lines)
 
 
 def _lines(home: Home) -> list[str]:

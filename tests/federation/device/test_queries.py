@@ -141,6 +141,7 @@ def test_another_service_begins_anew(home: Home, tmp_path: Path) -> None:
         ({"url": "rec.example.org"}, "must be https://HOST:PORT"),
         ({"serving_mode": "all"}, "no mode of being served 'all'"),
         ({"serving_every": 0}, "every second to every year"),
+        ({"query_epsilon": float("nan")}, "is a number above 0, up to 100, not nan"),
         ({"ca": "token"}, "is not a certificate"),
         ({"token_file": "token"}, "give its address as --url"),
         ({"token_file": "empty"}, "holds no token"),

@@ -235,7 +235,7 @@ def test_the_service_ranks_news_for_what_is_told(home: Home, shops: Callable[[Mo
 
 def test_noise_as_published_is_charged_as_what_it_costs(home: Home, shops: Callable[[Model], Shop]) -> None:
     shop = shops(news(query="attention:epsilon=5,delta=1e-3,interests=5,guarantee=published"))
-    home.be_served(serving_mode="server")
+    home.be_served(serving_mode="server", query_epsilon=20)
     assert best(home, shop).spent > 8, "δ is 1e-6 here, and the noise is for another distance."
 
 
@@ -458,6 +458,17 @@ def test_past_the_budget_the_last_answer_is_used_again(home: Home, shop: Shop) -
     queries = disclosure(home, "ann")["queries"]
     assert (queries["left"], queries["refused"], queries["kinds"]) == (2, 2, {"choice": 2})
     assert queries["lasts"]["queries"] == 0
+
+
+def test_a_service_learns_no_more_at_once_than_the_owner_agreed_to(home: Home, shop: Shop) -> None:
+    """Whatever the budget would allow, and whatever the service calls its noise."""
+    home.configure(budget=None)
+    shop.serve(model(query="choice:epsilon=6,interests=16"))
+    found = best(home, shop)
+    assert (found.way, found.spent, shop.lists) == ("shelf", 0, [])
+    assert "asks for queries at ε = 6, and this device allows 5 (--epsilon)." in found.notes[-2]
+    home.be_served(query_epsilon=6)
+    assert best(home, shop, now=time.time() + DAY).spent == 6
 
 
 def test_training_and_queries_share_the_budget(home: Home, shop: Shop) -> None:

@@ -35,6 +35,7 @@ from homebody.federation.device.limits import TooLarge, estimate, refuse_larger
 from homebody.federation.device.people import OptedOut, Person
 from homebody.federation.device.queries import ASKING, EACH_TURN, DrawnQuery, Overtaken, Turn
 from homebody.federation.device.received import ReceivedPart
+from homebody.federation.device.settings import HomeSettings
 from homebody.federation.service.text import ago
 from homebody.privacy import Budget, Charge, Ledger
 from homebody.privacy.events import event_from_json
@@ -230,6 +231,8 @@ class Asker:
 
     def _allows(self, slot: int, charge: Charge) -> bool:
         budget = self.home.settings.budget
+        if _too_dear(self.home.settings, charge):
+            return False
         return not budget or Budget.parse(budget).allows(self.home.ledger(slot), [charge])
 
     def _send(self, head: Head) -> bool:
@@ -336,15 +339,15 @@ def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommendat
     mode, turn, held = home.settings.serving_mode, home.queries.turn(), home.received.get("head")
     assert held is not None
     assert turn is not None
-    head, budget = Head.read(held.bytes), home.settings.budget
+    head = Head.read(held.bytes)
     part, known = _at_home(home, person, head)
-    there, delta = set(part.ids), Budget.parse(budget).delta if budget else DELTA
+    there, delta = set(part.ids), _delta(home.settings)
     query = next(iter(home.queries.answers(person, head.digest)), None) if mode in ASKING else None
     way, epsilon, asked = "table" if home.received.way == "table" else "shelf", 0.0, turn.at
     ranked = None
     if query is not None and query.answer is not None:
         charge = Charge("server", "user", event_from_json(query.event))
-        epsilon, asked = Ledger().epsilon("server", delta=delta, also=[charge]).epsilon, query.left or query.at
+        epsilon, asked = _cost(home.settings, charge), query.left or query.at
         way = "query" if _is_list(query.answer) else "server"
         own = set(known.items)
         ranked = None if way == "query" else [pair for pair in ranking(query.answer) if pair[0] not in own][:k]
@@ -354,8 +357,7 @@ def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommendat
         ranked, notes = best.items, [*notes, *best.notes]
     spent = home.ledger(person).epsilon("server", delta=delta).epsilon if home.ledger_file(person).exists() else 0.0
     if mode in ASKING and query is None:
-        refused = any(one.state == "refused" for one in home.queries.of(person)[-1:])
-        notes.append("The budget allows no query." if refused else "No query of theirs was answered yet.")
+        notes.append(_unanswered(home.settings, home.queries.of(person)[-1:]))
     names = {**dict(home.items.all()), **part.names}
     return Recommendation(
         [RankedItem(item, names.get(item, item), score) for item, score in ranked],
@@ -367,6 +369,31 @@ def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommendat
         sum(item not in there for item in known.items),
         (*notes, _how(way, len(part), epsilon, asked), *([_in_all(spent, delta)] if spent else [])),
     )
+
+
+def _delta(settings: HomeSettings) -> float:
+    return Budget.parse(settings.budget).delta if settings.budget else DELTA
+
+
+def _cost(settings: HomeSettings, charge: Charge) -> float:
+    """ε of a charge alone."""
+    return Ledger().epsilon("server", delta=_delta(settings), also=[charge]).epsilon
+
+
+def _too_dear(settings: HomeSettings, charge: Charge) -> str:
+    """Why a query costs more than this device's owner agreed to, whatever budget is left; empty: it does not."""
+    cost, most = _cost(settings, charge), settings.query_epsilon
+    if cost <= most * (1 + 1e-6):
+        return ""
+    return f"The service asks for queries at ε = {figure(cost)}, and this device allows {figure(most)} (--epsilon)."
+
+
+def _unanswered(settings: HomeSettings, last: Sequence[DrawnQuery]) -> str:
+    """Why there is no answer, by a person's last query if there is one."""
+    if not last or last[0].state != "refused":
+        return "No query of theirs was answered yet."
+    charge = Charge("server", "user", event_from_json(last[0].event))
+    return _too_dear(settings, charge) or "The budget allows no query."
 
 
 def _how(way: str, rows: int, epsilon: float, asked: int) -> str:

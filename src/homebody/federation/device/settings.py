@@ -16,6 +16,8 @@ __all__ = ["MODES", "HomeSettings", "limit_fields", "read_certificate", "server_
 
 LIMITS = ("memory", "operations", "bytes", "seconds")
 """What a task may use, by name; each is the field `most_…` of the settings."""
+MOST_EPSILON = 100
+"""The largest ε that a service can ask a query at."""
 MODES = ("auto", "table", "shelf", "query", "server")
 """How a device may be served; auto: by the table where it is small, else by the shelf."""
 
@@ -61,6 +63,9 @@ class HomeSettings:
     """How to be served: one of `MODES`."""
     serving_every: int = 86_400
     """Seconds from one turn of asking the service to the next."""
+    query_epsilon: float = 5.0
+    """What a query may cost its person, ε against the server, at most. The service says how it is drawn, and so what it
+    costs."""
 
     def __post_init__(self) -> None:
         if self.server != "" and split_address(str(self.server)) is None:
@@ -87,6 +92,10 @@ class HomeSettings:
             raise unknown_name("mode of being served", self.serving_mode, MODES)
         if type(self.serving_every) is not int or not 1 <= self.serving_every <= LONGEST_SPAN:
             raise HomebodyError("A device asks its service every second to every year (--every 24h), not more or less.")
+        if type(self.query_epsilon) not in (int, float) or not 0 < self.query_epsilon <= MOST_EPSILON:
+            raise HomebodyError(
+                f"The ε of a query is a number above 0, up to {MOST_EPSILON}, not {self.query_epsilon!r}."
+            )
 
     @property
     def limits(self) -> dict[str, int | float]:
