@@ -219,6 +219,15 @@ def test_an_operators_nonsense_changes_nothing(served: Serve) -> None:
     assert here.client.model().version == 2
 
 
+def test_a_feature_that_no_number_or_text_can_hold_is_refused(served: Serve) -> None:
+    here = served(news())
+    for value in (b"1" + b"0" * 400, b'"cat \\ud800"', b'["cat", "\\ud800"]', b"1e999"):
+        body = b'{"items": [{"id": "a", "features": {"title": %s}}]}' % value
+        answer = here.ask("POST", "/v1/items", body, here.operator)
+        assert (answer.status, answer.said.get("error", "")[:19]) == (400, "The features of 'a'"), value
+    assert here.client.model().version == 2
+
+
 def test_a_list_of_another_model_is_no_list_of_this_one(served: Serve) -> None:
     here, other = served(films()), films(seed=3, query="choice:epsilon=7,interests=6")
     assert here.ask("GET", list_path(other.digest, 1)).status == 404

@@ -111,8 +111,10 @@ def _read_item(said: Any) -> GivenItem:
 
 def _is_feature(value: Any) -> bool:
     if isinstance(value, list):
-        return all(isinstance(part, str) for part in value)
-    return isinstance(value, str) or (type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e300)
+        return all(isinstance(part, str) and _is_feature(part) for part in value)
+    if isinstance(value, str):
+        return not any("\ud800" <= letter <= "\udfff" for letter in value)  # JSON knows them, UTF-8 does not
+    return type(value) in (int, float) and abs(value) < 1e300
 
 
 def make(model: Model, items: Sequence[GivenItem]) -> list[MadeItem]:
