@@ -17,7 +17,7 @@ from homebody.rng import Rng
 from homebody.serving.model import AtHome, Head, Served, interest_of, rank
 from homebody.serving.rows import Part, join
 from homebody.simulation import Simulator
-from homebody.testing import described
+from homebody.testing import described, impressed
 
 FIELDS = {
     "fedials": {"factors": 6},
@@ -32,11 +32,17 @@ FIELDS = {
     "dplcf": {"neighbours": 5},
 }
 
+NEWS = {
+    "fedrec": {"encoder": "id", "d": 6},
+    "privaterec": {"encoder": "id", "d": 6, "basis": 4, "reports": 2, "steps": 2},
+}
+
 
 @cache
 def trained(name: str) -> Fitted:
-    method = build(name, FIELDS[name])
-    return fit(method, Simulator(described()), rounds=2, evaluate_every=0)
+    method = build(name, {**FIELDS, **NEWS}[name])
+    people = impressed() if name in NEWS else described()
+    return fit(method, Simulator(people), rounds=2, evaluate_every=0)
 
 
 @cache
@@ -45,7 +51,7 @@ def served(name: str, query: str = "") -> Served:
     count = fitted.runtime.catalogue.n_items
     ids = [f"i{number}" for number in range(count)]
     asked = Query.parse(query) if query else None
-    return Served.of_fitted(fitted, name, FIELDS[name], asked, ids=ids, names={"i0": "the first"})
+    return Served.of_fitted(fitted, name, {**FIELDS, **NEWS}[name], asked, ids=ids, names={"i0": "the first"})
 
 
 def person(name: str, user: int) -> AtHome:
@@ -282,3 +288,25 @@ def test_a_state_of_another_model_counts_as_none() -> None:
     ranked = rank(model.head, model.rows(), other, 5)
     assert ranked.notes == ("Their state is of another model: they are ranked for as a newcomer.",)
     assert ranked.items == rank(model.head, model.rows(), theirs._replace(local=None), 5).items
+
+
+@pytest.mark.parametrize("name", NEWS)
+def test_news_are_ranked_from_the_vectors_that_their_encoder_made(name: str) -> None:
+    model, fitted = served(name, "choice:epsilon=50"), trained(name)
+    assert model.head.ways == ("table", "shelf", "query", "server")
+    assert not any(part.startswith("news/") for part in model.head.shared)
+    head, part = Head.read(model.head.content), whole(model.rows(), model)
+    data = fitted.runtime._client_data(*(part[0] for part in fitted.runtime._data(torch.tensor([3]).numpy())))
+    theirs = AtHome([model.ids[item] for item in data.items[data.valid].tolist()])
+    expected = fitted.runtime.scores(fitted.method, model.shared, 3)
+    if name == "fedrec":
+        for item, score in rank(head, part, theirs, 20).items:
+            assert score == pytest.approx(float(expected[model.ids.index(item)]), rel=1e-3, abs=1e-4)
+    # The server ranks by the basis vector that a device chose, as the device itself does.
+    told = head.tell(interest_of(head, part, theirs), Rng.of(2))
+    best, scores = model.ask(told, 5)
+    assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+    if name == "privaterec":
+        assert head.own_basis
+        assert best[0] == expected.argmax()
+    assert rank(head, part, AtHome(), 3).items
