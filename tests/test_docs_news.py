@@ -110,7 +110,8 @@ def test_the_rest_of_the_page(real_data: Path, tmp_path: Path, warm: Nest) -> No
 def test_four_devices_train_on_their_impressions(tmp_path: Path, warm: Nest) -> None:
     files, _ = blocks("Your own files")[0].split("homebody run")
     subprocess.run(["bash", "-eu", "-c", files], cwd=tmp_path, check=True)
-    *_, trained, told, _ = DEVICES.paste(tmp_path, tmp_path, warm, ports=(9092, 9093, 9445, 9464), columns=200)
+    ports = (9092, 9093, 9445, 9448, 9464)
+    *_, trained, told, _, served = DEVICES.paste(tmp_path, tmp_path, warm, ports=ports, columns=200)
     assert "privaterec on devices: not measured" in trained
     assert "over the whole training: server 20, clients 20, public 20" in trained
     assert "ann clicked n3." in told
@@ -122,6 +123,11 @@ def test_four_devices_train_on_their_impressions(tmp_path: Path, warm: Nest) -> 
     with Home(tmp_path / "device-ann") as home:
         shown = home.impressions.of("ann")[-1]
         assert (set(shown.shown), shown.clicked, shown.ranked) == ({"n3", "n4", "n5", "n6"}, ("n3",), "device")
+    assert "Ranked by the service for what was told" in served
+    with Home(tmp_path / "device-ben") as home:
+        shown = home.impressions.of("ben")[-1]
+        assert (set(shown.shown), shown.clicked) == ({f"n{number}" for number in range(1, 7)}, ("n4",))
+        assert shown.ranked == "server"
 
 
 def test_the_totals_of_the_page_are_those_of_its_settings() -> None:

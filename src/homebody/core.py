@@ -541,6 +541,10 @@ class Method(Recommender):
             shared = self.init_shared(catalogue, Rng.of(0, device="meta"))
         return plain_work(sum(value.numel() for value in shared.values()), catalogue, longest)
 
+    def round_work(self, catalogue: Catalogue, longest: int) -> Work:
+        """The same for a round alone, by which a device times its answers; at most `work`, which is the default."""
+        return self.work(catalogue, longest)
+
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel derives, unless the method states it."""
         return self.uplink.charges(cohort) if self.about.sends else ()

@@ -380,3 +380,11 @@ class TestServing:
         quiet: Callable[[int], Tensor] = lambda user: simulator.scores(replace(method, query=""), shared, user)  # noqa: E731
         apart = [one - quiet(user) for one, user in zip(first, (3, 3, 4), strict=True)]
         assert float((apart[2] - apart[0]).norm()) > 0.1
+
+
+def test_a_round_takes_less_than_ranking_all_news() -> None:
+    """By which a device times its answers: it would take minutes to encode 10,000 news, and a round encodes few."""
+    method = FedRec(encoder="nrms", words="random", ids=False)
+    many = replace(texts(), n_items=10_000)
+    assert method.work(many, 50).operations > 50 * method.round_work(many, 50).operations
+    assert method.round_work(many, 50).operations < 2 * method.round_work(texts(), 50).operations

@@ -88,9 +88,10 @@ def print_served(home: Home, person: str, k: int, as_json: bool) -> None:
     from homebody.federation.device.serving import recommend
 
     best = recommend(home, home.people.find(person), k)
-    # Also where the service ranked: it does not know which items were left out because the person has them.
-    home.impressions.show(person, [item.item for item in best.items], "device")
-    said = {name: value for name, value in best._asdict().items() if name != "items"}
+    # What the service ranked it knows, but not which of it the person has already: so all of it counts as shown.
+    shown, by = (best.listed, "server") if best.listed else ([item.item for item in best.items], "device")
+    home.impressions.show(person, shown, by)
+    said = {name: value for name, value in best._asdict().items() if name not in ("items", "listed")}
     ranking = {"person": person, "items": [item._asdict() for item in best.items], **said}
     table = options.ranking(f"For {person}", best.items)
     options.answer(ranking, as_json, lambda: options.show(table, *best.notes))

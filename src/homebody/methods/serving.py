@@ -258,7 +258,7 @@ def _news(method: Any) -> tuple[str, ...]:
 
 _FACTORS = Serving(interest=_state("user"))
 _NETWORK = Serving(features=True)
-_NEWS = Serving(common=_as_nobody, interest=_reader, tables=_news, leaves=("news/",), ends=True, ways=WAYS)
+_NEWS = Serving(common=_as_nobody, interest=_reader, tables=_news, leaves=("news/", "candidates"), ends=True, ways=WAYS)
 _SHIPPED: Mapping[str, Serving] = {
     "baselines.PrivatePopularity": Serving(tables=_taken, ways=("table", "shelf")),
     "dp_fedrec.DPFedRec": _NEWS,

@@ -223,6 +223,9 @@ def test_the_service_ranks_news_for_what_is_told(home: Home, shops: Callable[[Mo
     assert found.way == "server"
     assert not {item.item for item in found.items} & set(own)
     assert ROWS - len(own) <= len(found.items) <= ROWS
+    # What counts as shown is what the service ranked: which of it Ann has already, it does not know.
+    assert len(found.listed) == ROWS
+    assert [item for item in found.listed if item not in own] == [item.item for item in found.items]
     sent = [path for path in shop.asked if "query" in path]
     assert len(sent) == 2
     assert len(set(sent)) == 1, "Ann's and Bob's have one length."

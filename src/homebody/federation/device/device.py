@@ -369,11 +369,12 @@ class Device:
         current = known.current()
         return current is None or current.digest != asked.roster
 
-    def _estimate(self, task: Task, people: int) -> Work:
-        """Upper bounds of what the task takes, and of the toy that kernels are compiled with."""
+    def _estimate(self, task: Task, people: int, *, ranks: bool = True) -> Work:
+        """Upper bounds of what the task takes, with ranking by its model or without, and of the toy that kernels are
+        compiled with."""
         schema = feature_schema(self.home, task.features)
         sizes = replace(schema.catalogue(0), n_items=max(TOY_ITEMS, task.n_items))
-        return estimate(task.acting, sizes, max(TOY_ITEMS, task.longest), people)
+        return estimate(task.acting, sizes, max(TOY_ITEMS, task.longest), people, ranks=ranks)
 
     def _read_shared(self, task: Task, content: bytes) -> Tree:
         """The shared parameters in the precision that the method computes in; refused unless they are the method's.
@@ -430,7 +431,8 @@ class Device:
         if task.sum is not None:
             ring = self._ring(task, channel, entries_of(zero))
             method = replace(method, uplink=Channel())  # type: ignore[type-var]
-        seconds = answering_seconds(self._estimate(task, people), people) if private(charges) else 0.0
+        work = self._estimate(task, people, ranks=task.do != "train")  # nobody waits for what is ranked later
+        seconds = answering_seconds(work, people) if private(charges) else 0.0
         return Assignment(method, shared, charges, zero, seconds, channel, ring)
 
     def _certain(self, method: Method) -> Method:

@@ -29,8 +29,8 @@ class TooLarge(HomebodyError):
     """A task exceeds one of the device's limits; the message says which."""
 
 
-def estimate(method: Method, catalogue: Catalogue, longest: int, people: int) -> Work:
-    """Upper bounds for a letter that asks this many people, one after the other.
+def estimate(method: Method, catalogue: Catalogue, longest: int, people: int, *, ranks: bool = True) -> Work:
+    """Upper bounds for a letter that asks this many people, one after the other. ranks: and for ranking afterwards.
 
     >>> from homebody.methods.fedmf import FedMF
     >>> small, large = (estimate(FedMF(factors=size), Catalogue(100), 50, 1) for size in (4, 400))
@@ -38,7 +38,7 @@ def estimate(method: Method, catalogue: Catalogue, longest: int, people: int) ->
     (True, True, True)
     """
     try:
-        work = method.uplink.work(method.work(catalogue, longest))
+        work = method.uplink.work((method.work if ranks else method.round_work)(catalogue, longest))
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that have no number of bytes
         raise TooLarge("The task takes more memory than any device has, and this device allows less.") from error
     n_items = catalogue.n_items

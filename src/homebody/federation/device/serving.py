@@ -316,6 +316,8 @@ class Recommendation(NamedTuple):
     left_out: int
     """Items of the person whose rows are not here."""
     notes: tuple[str, ...]
+    listed: tuple[str, ...] = ()
+    """The list as the service ranked it, the person's own items among them; empty where the device ranked."""
 
 
 def recommend(home: Home, person: Person, k: int = 10, *, asker: Asker | None = None) -> Recommendation:
@@ -344,13 +346,13 @@ def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommendat
     there, delta = set(part.ids), _delta(home.settings)
     query = next(iter(home.queries.answers(person, head.digest)), None) if mode in ASKING else None
     way, epsilon, asked = "table" if home.received.way == "table" else "shelf", 0.0, turn.at
-    ranked = None
+    ranked, listed = None, list[tuple[str, float]]()
     if query is not None and query.answer is not None:
         charge = Charge("server", "user", event_from_json(query.event))
         epsilon, asked = _cost(home.settings, charge), query.left or query.at
         way = "query" if _is_list(query.answer) else "server"
-        own = set(known.items)
-        ranked = None if way == "query" else [pair for pair in ranking(query.answer) if pair[0] not in own][:k]
+        own, listed = set(known.items), [] if way == "query" else ranking(query.answer)
+        ranked = None if way == "query" else [pair for pair in listed if pair[0] not in own][:k]
     if ranked is None:
         with torch.no_grad():
             best = serving.rank(head, part, known, k)
@@ -368,6 +370,7 @@ def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommendat
         asked,
         sum(item not in there for item in known.items),
         (*notes, _how(way, len(part), epsilon, asked), *([_in_all(spent, delta)] if spent else [])),
+        tuple(item for item, _ in listed),
     )
 
 
