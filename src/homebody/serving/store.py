@@ -121,10 +121,10 @@ class ServiceStore:
             raise HomebodyError(f"The service in {self._folder} has no model: `homebody serve reload` gives it one.")
         return KnownModel(*row)
 
-    def changing_model(self) -> AbstractContextManager[int]:
+    def changing_model(self, patience: float = _PATIENCE) -> AbstractContextManager[int]:
         """Be the only process that writes a model's file and then its row."""
         busy = f"Another process gives the service in {self._folder} a model: try again."
-        return holding(self._folder / ".changing", busy, patience=_PATIENCE)
+        return holding(self._folder / ".changing", busy, patience=patience)
 
     def write_model(self, content: bytes) -> str:
         """Write a model's file, and return its name. It counts for nothing before `replace_model`."""
