@@ -30,7 +30,7 @@ from homebody.methods import build
 from homebody.privacy import Charge, Ledger, PureRelease
 from homebody.rng import Rng
 from homebody.serving.client import Client, Offer, RefusedRequest, list_path
-from homebody.serving.model import AtHome, Served, rank
+from homebody.serving.model import AtHome, Head, Served, rank
 from homebody.serving.model_file import Model
 from homebody.serving.operator import install, remove
 from homebody.serving.rows import Part
@@ -624,6 +624,25 @@ def test_a_model_that_would_exhaust_the_device_is_refused(home: Home, shops: Cal
     with pytest.raises(HomebodyError, match="of memory, and this device allows"):
         best(home, shop)
     assert home.received.model == ""
+
+
+def test_a_service_cannot_time_how_long_a_history_is(home: Home, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how an interest is computed. Both tell something, at the moment at which they would have anyway."""
+    free, began, sent = threading.Event(), list[float](), list[float]()
+
+    def interest(head: Head, part: Part, person: AtHome) -> torch.Tensor:
+        if "film-7" in person.items:
+            free.wait(PATIENCE)
+        return torch.ones(head.size)
+
+    shop.reached = lambda path: (sent if path.startswith("/v1/lists/") else began).append(time.monotonic())
+    monkeypatch.setattr(serving_module, "DRAWING", 0.5)
+    monkeypatch.setattr("homebody.serving.model.interest_of", interest)
+    asker(home, shop).take_turn()
+    free.set()
+    assert len(sent) == 2
+    assert 1.0 <= sent[0] - began[-1] < PATIENCE
+    assert charged(home, "ann") == charged(home, "bob") == ["query/choice/1"]
 
 
 def test_a_model_that_fits_no_row_learns_of_nobody_whether_they_have_one(home: Home, shop: Shop) -> None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -62,8 +63,10 @@ __all__ = ["Asker", "Recommendation", "recommend"]
 
 AUTO_BYTES = 64 << 20
 """The largest table that a device takes whole if it may choose."""
-DRAWING = 1.0
-"""Seconds for each person between the start of drawing and the moment at which queries leave."""
+DRAWING = 2.0
+"""Seconds for each person between the start of drawing and the moment at which queries leave; 0: no wait and no limit.
+Whose interest takes more than half of that tells a random one: the service says how it is computed, and could make that
+take the longer, the longer a history is."""
 GONE = (404, 410)
 """How a service says that it has another model."""
 LATER = (401, 403, 408, 429)
@@ -198,7 +201,10 @@ class Asker:
 
     def _draw(self, turn: Turn, head: Head) -> None:
         """Draw what everyone who wants a query tells, and wait: when it leaves says nothing of histories."""
-        began, wanting = time.monotonic(), self.home.queries.wanting(turn.number, head.digest)
+        wanting = self.home.queries.wanting(turn.number, head.digest)
+        if wanting and not _too_dear(self.home.settings, _charge(head)):
+            self._rehearse(head)
+        began = time.monotonic()
         for slot in wanting:
             with self._alone():
                 self._draw_for(slot, turn, head)
@@ -207,10 +213,16 @@ class Asker:
             while (left := end - time.monotonic()) > 0 and not self._silent():
                 self._wait(left)
 
+    def _rehearse(self, head: Head) -> None:
+        """Compile what an interest takes, by the first row: that takes as long as it takes, whoever asks."""
+        rows = self.home.received.get(self.home.received.way, head.digest)
+        with suppress(Exception), torch.no_grad():
+            part = Part.read(rows.bytes if rows else b"")
+            serving.interest_of(head, part, serving.AtHome(part.ids[:1]))
+
     def _draw_for(self, slot: int, turn: Turn, head: Head) -> None:
         assert head.query is not None
-        assert head.mechanism is not None
-        charge, told = Charge("server", "user", head.mechanism.event), None
+        charge, told = _charge(head), None
         if self._allows(slot, charge):
             told = wire.encode_tree({"told": head.tell(self._interest(slot, head), SystemRng())})
         about = (slot, turn.number, head.query.kind, head.digest, charge.as_json())
@@ -220,8 +232,7 @@ class Asker:
         """Where a person looks; zeros if nothing can be said of it, so that nobody learns of a failure."""
         try:
             part, known = _at_home(self.home, slot, head)
-            with torch.no_grad():
-                interest = serving.interest_of(head, part, known)
+            interest = _in_time(lambda: serving.interest_of(head, part, known))
             if interest.shape != (head.size,):  # told or not, that would say whether rows of theirs are in the part
                 raise HomebodyError(f"The model's interests have {head.size} numbers, and its rows have others.")
             return interest
@@ -372,6 +383,35 @@ def _ranked(home: Home, person: Person, k: int, notes: list[str]) -> Recommendat
         (*notes, _how(way, len(part), epsilon, asked), *([_in_all(spent, delta)] if spent else [])),
         tuple(item for item, _ in listed),
     )
+
+
+def _charge(head: Head) -> Charge:
+    """What a query of this model costs its person."""
+    assert head.mechanism is not None
+    return Charge("server", "user", head.mechanism.event)
+
+
+def _in_time(work: Callable[[], Tensor]) -> Tensor:
+    """The result of the work, within half of the time for drawing: the rest is for what nobody else can make slow. A
+    thread cannot be stopped: one that takes longer goes on to its end, for nobody."""
+    done: list[Tensor] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            with torch.no_grad():
+                done.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="interest", daemon=True)
+    thread.start()
+    thread.join(0.5 * DRAWING or None)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise HomebodyError("The interest took longer than this device allows.")
+    return done[0]
 
 
 def _delta(settings: HomeSettings) -> float:
