@@ -88,14 +88,12 @@ def _keep_asking(folder: Path, stop: threading.Event) -> None:
     pause, why = FIRST_PAUSE, ""
     with Home(folder) as home:
         while not stop.is_set():
-            if home.settings.paused or not home.settings.serving:
-                stop.wait(LOOK)
-                continue
             try:
-                asked = _ask(home, stop)
-                pause, why = FIRST_PAUSE, ""
-                if asked:
-                    log("served", turn=asked)
+                if home.settings.serving and not home.settings.paused:
+                    asked = _ask(home, stop)
+                    pause, why = FIRST_PAUSE, ""
+                    if asked:
+                        log("served", turn=asked)
                 stop.wait(LOOK)
             except Exception as error:  # a service must not end the thread
                 said = str(error) if isinstance(error, HomebodyError) else type(error).__name__

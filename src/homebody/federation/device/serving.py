@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -92,16 +93,22 @@ class Asker:
     ) -> None:
         self.home, self._log, self._silent, self._clock, self._wait = home, log, silent, clock, wait
         self._failed: list[HomebodyError] = []
-        settings = home.settings
-        if not settings.serving:
+        if not home.settings.serving:
             raise HomebodyError(
                 f"The device in {home.path} has no service: give it one with `homebody client serving {home.path} "
                 "--url https://HOST:PORT --ca ca.pem`."
             )
-        self._client = client or Client(settings.serving, ca=home.serving_ca, token=home.serving_token or "")
+        self._given = client
+
+    @cached_property
+    def _client(self) -> Client:
+        """The client of the service. It is made when something is asked, not to see whether something is to be."""
+        settings, token = self.home.settings, self.home.serving_token
+        return self._given or Client(settings.serving, ca=self.home.serving_ca, token=token or "")
 
     def close(self) -> None:
-        self._client.close()
+        if "_client" in vars(self):
+            self._client.close()
 
     @property
     def wanted(self) -> bool:
