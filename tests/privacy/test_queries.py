@@ -395,7 +395,7 @@ class TestQuery:
             ("choice:epsilon=five", "must be a number"),
             ("choice:epsilon=5,interests=1", "at least 2"),
             ("choice:epsilon=5,interests=2.5", "a whole number"),
-            ("choice:epsilon=5,interests=99999999", "at most 65,536"),
+            ("choice:epsilon=5,interests=1001", "at most 1,000"),
             ("choice:epsilon=5,theta=2", "no setting of a choice query 'theta'"),
             ("unit:epsilon=5,interests=4", "no setting of a unit query"),
             ("choice:epsilon=5,epsilon=6", "says twice"),

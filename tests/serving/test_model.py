@@ -241,6 +241,10 @@ def test_a_model_or_part_that_was_changed_on_the_way_is_malformed() -> None:
     for change in ({"method": 3.5, "fields": 1}, {"size": "many"}, {"query": None, "size": 2}):
         with pytest.raises((Malformed, HomebodyError)):
             Head.read(encode_letter({**header, **change}, parts))
+    for count in (1, 1001):  # one is no choice; the choices of many would not all have three digits
+        other = replace(model.head, interests=torch.zeros(count, model.head.size), levels=torch.zeros(count))
+        with pytest.raises(Malformed, match="interests"):
+            Head.read(other.content)
     header, parts = decode_letter(model.rows([1, 2]).content)
     for change in (
         {"ids": b'["a","a"]'},

@@ -42,6 +42,7 @@ from homebody.settings import setting
 
 __all__ = [
     "Attention",
+    "MANY",
     "Cap",
     "Choice",
     "Mechanism",
@@ -382,6 +383,8 @@ class PrivUnit(Mechanism):
         return told / self.cap.length
 
 
+MANY = 1000
+"""The most interests: a choice is told in three digits, so that all that tell one have one length."""
 FEWEST, MOST = 4, 256
 """Interests of a choice that says nothing of how many."""
 OFTEN = 0.9
@@ -413,7 +416,7 @@ class Query:
         None,
         f"How many; none: as many, from {FEWEST} to {MOST}, as keep a choice true with probability {OFTEN}.",
         low=2,
-        high=65536,
+        high=MANY,
     )
     theta: float = setting(1.0, "The ℓ2 norm that weights or vectors are clipped to.", above=0, high=1000)
     guarantee: str = setting(

@@ -29,7 +29,7 @@ from homebody.methods import METHODS, build
 from homebody.methods.fedrec import FedRec
 from homebody.methods.kernels import adapt_many, indexed
 from homebody.methods.serving import Serving, check, renumbered, serving_of
-from homebody.privacy.queries import Attention, Choice, Mechanism, Query
+from homebody.privacy.queries import MANY, Attention, Choice, Mechanism, Query
 from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.serving import interests
@@ -204,6 +204,7 @@ class Head:
             raise wire.Malformed("The model is not as it should be.") from error
         bad = head.interests.dim() != 2 or head.levels.shape != head.interests.shape[:1]
         bad = bad or (len(head.interests) > 0 and head.interests.shape[1] != head.size) or not 0 <= size < 2**20
+        bad = bad or not (len(head.interests) == 0 or 2 <= len(head.interests) <= MANY)
         if bad or not all(bool(torch.isfinite(value).all()) for value in (head.interests, head.levels)):
             raise wire.Malformed("The model's interests are not as they should be.")
         _ = head.method

@@ -632,7 +632,7 @@ def test_a_service_cannot_time_how_long_a_history_is(home: Home, shop: Shop, mon
 
     def interest(head: Head, part: Part, person: AtHome) -> torch.Tensor:
         if "film-7" in person.items:
-            free.wait(PATIENCE)
+            free.wait(60)
         return torch.ones(head.size)
 
     shop.reached = lambda path: (sent if path.startswith("/v1/lists/") else began).append(time.monotonic())
@@ -641,7 +641,7 @@ def test_a_service_cannot_time_how_long_a_history_is(home: Home, shop: Shop, mon
     asker(home, shop).take_turn()
     free.set()
     assert len(sent) == 2
-    assert 1.0 <= sent[0] - began[-1] < PATIENCE
+    assert 1.0 <= sent[0] - began[-1] < 60
     assert charged(home, "ann") == charged(home, "bob") == ["query/choice/1"]
 
 
