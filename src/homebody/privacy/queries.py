@@ -41,8 +41,8 @@ from homebody.rng import Rng
 from homebody.settings import setting
 
 __all__ = [
-    "Attention",
     "MANY",
+    "Attention",
     "Cap",
     "Choice",
     "Mechanism",
