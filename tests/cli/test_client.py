@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from homebody.cli import options
 from homebody.cli.client import app
 from homebody.errors import HomebodyError
 from homebody.federation.device.home import Home
@@ -330,19 +331,22 @@ def test_a_device_is_told_of_a_service(filled: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("abc\n")
     text = said("serving", filled, "--url", "https://rec.example.org:9443/", "--token-file", tmp_path / "token")
     assert "https://rec.example.org:9443, mode auto.\nAsked every 1d for everybody" in text
-    told = answered("serving", filled, "--mode", "query", "--every", "12h")
-    assert told == {"url": "https://rec.example.org:9443", "mode": "query", "every": 43_200, "token": True}
+    told = answered("serving", filled, "--mode", "query", "--every", "12h", "--epsilon", "4")
+    about = {"mode": "query", "every": 43_200, "epsilon": 4.0}
+    assert told == {"url": "https://rec.example.org:9443", "token": True, **about}
+    assert "A query costs ε = 4 at most." in said("serving", filled)
     assert "No budget: ε grows with every query" in said("serving", filled)
     assert "service: https://rec.example.org:9443, mode query" in said("status", filled)
     for arguments, sentence in (
         (("--every", "often"), "A span of time is a number with s, m, h or d"),
         (("--mode", "tables"), "did you mean 'table'?"),
+        (("--epsilon", "0"), "The ε of a query is a number above 0, up to 100, not 0.0."),
         (("--url", "rec.example.org"), "must be https://HOST:PORT"),
     ):
         assert sentence in refused("serving", filled, *arguments)
         assert answered("serving", filled) == told
     assert "no source of recommendations 'cloud'" in refused("recommend", filled, "ann", "--from", "cloud")
-    assert answered("serving", filled, "--url", "") == {"url": "", "mode": "query", "every": 43_200, "token": False}
+    assert answered("serving", filled, "--url", "") == {"url": "", "token": False, **about}
     assert "has no service: give it one with" in refused("recommend", filled, "ann", "--from", "server")
 
 
@@ -380,3 +384,12 @@ def test_the_ledger_tells_of_queries_and_how_long_the_budget_lasts(filled: Path)
     with Home(filled) as home:
         home.configure(budget=None)
     assert "No budget: at one query every 1h, ε against the server is" in said("ledger", filled, "--person", "ann")
+
+
+def test_names_of_items_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server or service says what items are called, and what went wrong."""
+    options.show(options.ranking("For ann", [("i1", "a\x1b[2J cat\x9b", 1.0)]), "The service refused: \x1b]0;it\x07.")
+    options.warn("\x1b[2J")
+    said = "".join(capsys.readouterr())
+    assert "a\ufffd[2J cat" in said
+    assert not {"\x1b", "\x9b", "\x07"} & set(said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field
 from pathlib import Path
@@ -34,12 +35,16 @@ __all__ = [
     "made_key",
     "of_recipe",
     "pairs",
+    "plain",
     "ranking",
     "recipe_options",
     "show",
     "table",
     "warn",
 ]
+
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a terminal takes for a command, apart from tabs and ends of lines."""
 
 Out = Annotated[Path, Option("--out", help="The folder in which run folders are created.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")]
@@ -216,6 +221,15 @@ def table(
     return drawn
 
 
+def plain(text: object) -> str:
+    r"""A text that steers no terminal: names and sentences of a server or service are whatever it says they are.
+
+    >>> plain("a\x1b[2J cat\n") == "a\ufffd[2J cat\n"
+    True
+    """
+    return _STEERING.sub("\ufffd", str(text))
+
+
 def show(*parts: str | Table) -> None:
     """Print tables, and lines as they are."""
     from rich.console import Console
@@ -223,7 +237,7 @@ def show(*parts: str | Table) -> None:
     console = Console()
     for part in parts:
         if isinstance(part, str):  # not by `report.words.say`: a device's commands start without torch
-            console.print(part, highlight=False, soft_wrap=True, markup=False)
+            console.print(plain(part), highlight=False, soft_wrap=True, markup=False)
         else:
             console.print(part)
 
@@ -235,7 +249,7 @@ def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:
 
     ranked = Table("", "item", "name", "score", title=title)
     for place, (item, name, score) in enumerate(items, 1):
-        ranked.add_row(str(place), Text(str(item)), Text(str(name)), f"{score:.3f}")
+        ranked.add_row(str(place), Text(plain(item)), Text(plain(name)), f"{score:.3f}")
     return ranked
 
 
@@ -248,7 +262,7 @@ def made_key(public: Path, give: str, as_json: bool) -> None:
 
 def warn(text: str) -> None:
     """Print a warning to the error stream, whatever else is printed."""
-    echo(f"homebody: {text}", err=True)
+    echo(f"homebody: {plain(text)}", err=True)
 
 
 def _number(text: str) -> int | float | str:
