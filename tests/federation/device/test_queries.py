@@ -132,6 +132,9 @@ def test_another_service_begins_anew(home: Home, tmp_path: Path) -> None:
     assert (home.serving_token, home.received.get("head"), home.queries.turn()) == (None, None, None)
     assert [query.state for query in home.queries.of("ann")] == ["gone"]
     assert home.settings.serving_every == 60
+    home.be_served("https://one.example.org")
+    assert home.queries.begin_turn(6, DAY) == (2, 6)
+    assert len(home.queries.wanting(2, "m")) == 2, "Ann asked the same service before, and asks again."
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,9 @@ class Queries:
             last = self.turn()
             if last is not None and not self.due(now, every):
                 return last
-            turn = Turn(1 if last is None else last.number + 1, now)
+            # At another service turns go on from those before: what was asked in these would count for new ones.
+            ((asked,),) = self._store.read("SELECT COALESCE(MAX(turn), 0) FROM query")
+            turn = Turn(1 + (asked if last is None else last.number), now)
             db.execute("INSERT OR REPLACE INTO turn VALUES (0, ?, ?)", turn)
         return turn
 
