@@ -150,6 +150,25 @@ class TestQueries:
         told = head.tell(torch.ones(head.size), Rng.of(3))
         assert fits(here.client.query(model.digest, told), model, told)
 
+    def test_rows_come_for_what_a_mechanism_told(self, served: Serve) -> None:
+        model = films(query="unit:epsilon=5")
+        here, draw = served(model), Rng.of(0).normal(20, model.served.head.size)
+        shelf = here.client.shelf(half=True)
+        for told in draw:
+            part = here.client.chosen(model.digest, told)
+            ranked = [model.served.ids[item] for item in model.served.ask(told, 40)[0].tolist()]
+            assert list(part.ids) == [item for item in ranked if item not in shelf.ids][: len(part)]
+            assert len(part) == here.client.model().rows - len(shelf)
+        answers = [here.client.post(query_body(model.digest, told), accept=LETTER) for told in draw]
+        assert len({len(answer) for answer in answers}) == 1
+        with pytest.raises(RefusedRequest, match="Nothing is ranked here"):
+            here.client.query(model.digest, draw[0])
+
+    def test_the_rows_of_a_choice_are_a_list(self, served: Serve) -> None:
+        model = films()
+        with pytest.raises(RefusedRequest, match="The rows of a choice are a list: take /v1/lists"):
+            served(model).client.chosen(model.digest, torch.tensor(1, dtype=torch.int32))
+
     def test_a_choice_is_ranked_by_the_chances_of_all(self, served: Serve) -> None:
         model = news(query="choice:epsilon=5,interests=5")
         here = served(model)

@@ -212,17 +212,21 @@ class Service:
         if not isinstance(said.get("model"), str):
             raise web.Refusal(400, "malformed", "A query names its model, by the digest that /v1/model gives.")
         live = self._loaded.of(said["model"])
-        stock = live.stock
-        if "server" not in stock.head.ways:
+        stock, as_rows = live.stock, LETTER in request.headers.get("accept", "")
+        if ("query" if as_rows else "server") not in stock.head.ways:
             raise web.Refusal(422, "not ranked here", "Nothing is ranked here: take the table, the shelf or a list.")
+        if as_rows and stock.choices:
+            raise web.Refusal(422, "not ranked here", "The rows of a choice are a list: take /v1/lists.")
         if stock.choices:
             body = live.answers.ranked[_choice(numbers, stock.choices)]
+        elif as_rows:
+            items, _ = await self._waiting.best(stock, _told(numbers, stock.told), self._settings.rows)
+            body = live.answers.chosen(items)
         else:
-            told = _told(numbers, stock.told)
-            items, scores = await self._waiting.best(stock, told, self._settings.answers)
+            items, scores = await self._waiting.best(stock, _told(numbers, stock.told), self._settings.answers)
             body = live.answers.ranking(items, scores)
         self.counted["answered: query"] += 1
-        return KeptAnswer(body, JSON, _PRIVATE)
+        return KeptAnswer(body, LETTER if as_rows else JSON, _PRIVATE)
 
     async def _said(self, request: web.Request) -> tuple[Mapping[str, Any], npt.NDArray[Any] | None]:
         """What a query says, and what it tells."""

@@ -194,6 +194,11 @@ class Client:
         """The items that the service ranks best for what a mechanism told, with their scores."""
         return ranking(self.post(query_body(model, told)))
 
+    def chosen(self, model: str, told: Tensor) -> Part:
+        """The rows that fit best what a mechanism told, where that is no choice: those that are not in the better half
+        of the shelf."""
+        return Part.read(self.post(query_body(model, told), accept=LETTER))
+
     def get(self, path: str, *, accept: str = LETTER) -> bytes:
         """The answer of a path as it came, or as it was kept."""
         # Of a list that did not change the short answer would show the network that the choice is one of before.
@@ -206,9 +211,9 @@ class Client:
             self._kept[path] = (etag, answer)
         return answer
 
-    def post(self, body: bytes) -> bytes:
-        """The answer to a query as it came."""
-        return self._ask("POST", QUERY, body, "application/json", {"content-type": LETTER})[1]
+    def post(self, body: bytes, *, accept: str = "application/json") -> bytes:
+        """The answer to a query as it came: a ranking, or rows as a letter."""
+        return self._ask("POST", QUERY, body, accept, {"content-type": LETTER})[1]
 
     def _ask(
         self, method: str, path: str, body: bytes | None, accept: str, headers: dict[str, str]

@@ -94,15 +94,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         "/v1/query",
         "query",
-        "The items that fit best what a mechanism told. All answers have one length. Nothing of a query is kept.",
+        "The items that fit best what a mechanism told: ranked, where the service ranks; as a letter, the rows of those "
+        "that are not in the better half of the shelf. All answers have one length. Nothing of a query is kept.",
         body={
             JSON: "model, and choice (a whole number) or told (a list of numbers).",
             LETTER: "The same as a letter, whose length says nothing: model in its header, choice or told as its part.",
         },
+        answers=(JSON, LETTER),
         refuses={
             400: "Not a query.",
             413: "More than 64 KiB.",
-            422: "Not what the mechanism tells, or nothing is ranked here.",
+            422: "Not what the mechanism tells, or nothing is ranked here, or a choice, which has a list.",
             **_OTHER,
             **_SLOW,
         },

@@ -215,8 +215,8 @@ class Answers:
             for choice, items in enumerate(stock.lists(shelf))
         }
         self._parts = {**parts, **lists}
-        self._room = stock.widest(self._rows)
-        self._sample = stock.part(shelf[: self._rows], version) if lists else None
+        self._room, self._half = stock.widest(self._rows), shelf[: stock.half]
+        self._sample = stock.part(shelf[: self._rows], version) if stock.mechanism else None
         self.letters = {path: part.content for path, part in parts.items()}
         self.letters |= {path: self._padded(part) for path, part in lists.items()}
         """By path."""
@@ -244,6 +244,11 @@ class Answers:
         pairs = zip(self.stock.labels(items[items >= 0].tolist()), scores.tolist(), strict=False)
         listed = ", ".join([f'{{{label}, "score": {score:.7g}}}' for label, score in pairs])
         return f"{self._head}{listed}]}}".ljust(self._length).encode()
+
+    def chosen(self, items: npt.NDArray[np.int64]) -> bytes:
+        """The rows of the first of these items that are not in the better half of the shelf, as those of a list."""
+        wanted = _real(items[~np.isin(items, self._half)])[: self._rows]
+        return self._padded(self.stock.part(wanted, self.version))
 
     def _padded(self, part: Part) -> bytes:
         """A list as a letter, the same length whatever is in it: as long as the longest that could be."""

@@ -242,8 +242,22 @@ def test_noise_as_published_is_charged_as_what_it_costs(home: Home, shops: Calla
     assert best(home, shop).spent > 8, "δ is 1e-6 here, and the noise is for another distance."
 
 
-def test_no_query_is_drawn_where_there_are_no_lists(home: Home, shops: Callable[[Model], Shop]) -> None:
-    shop = shops(model(query="unit:epsilon=5"))
+@pytest.mark.parametrize("query", ["unit:epsilon=5", "vector:epsilon=5,delta=1e-6", "attention:epsilon=5,interests=6"])
+def test_other_queries_than_choices_bring_rows_too(home: Home, shops: Callable[[Model], Shop], query: str) -> None:
+    shop = shops(model(query=query))
+    found = best(home, shop)
+    assert (found.way, found.epsilon, shop.lists) == ("query", pytest.approx(5.0), [])
+    brought = Part.read(home.queries.of("ann")[0].answer or b"")
+    everyone = Part.read(shop.answer("/v1/shelf"))
+    assert (len(brought), {*brought.ids} & {*everyone.ids[: ROWS // 2]}) == (ROWS - ROWS // 2, set())
+    assert {item.item for item in found.items} <= {*everyone.ids, *brought.ids}
+    sent = [path for path in shop.asked if "query" in path]
+    assert (len(sent), len(set(sent))) == (2, 1), "Ann's and Bob's have one length."
+    assert charged(home, "ann") == charged(home, "bob") == [f"query/{query.partition(':')[0]}/1"]
+
+
+def test_no_query_is_drawn_where_none_is_answered(home: Home, shops: Callable[[Model], Shop]) -> None:
+    shop = shops(model(query=""))
     with pytest.raises(HomebodyError, match="--mode query: it offers table, shelf"):
         best(home, shop)
     home.be_served(serving_mode="shelf")

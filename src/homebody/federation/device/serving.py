@@ -45,6 +45,7 @@ from homebody.report.statement import figure
 from homebody.rng import SystemRng
 from homebody.serving import model as serving
 from homebody.serving.client import (
+    LETTER,
     Client,
     Offer,
     RefusedRequest,
@@ -180,15 +181,12 @@ class Asker:
     def _way(self, offer: Offer) -> str:
         """How to be served, by the device's settings and what is offered."""
         mode = self.home.settings.serving_mode
-        offered = [
-            way for way in offer.ways if way != "query" or offer.choices
-        ]  # other queries than choices have no lists
         if mode == "auto":
             small = 0 < offer.table_bytes <= AUTO_BYTES
-            mode = "table" if "table" in offered and (small or "shelf" not in offered) else "shelf"
-        if mode not in offered:
+            mode = "table" if "table" in offer.ways and (small or "shelf" not in offer.ways) else "shelf"
+        if mode not in offer.ways:
             raise HomebodyError(
-                f"The service does not serve this model by --mode {mode}: it offers {', '.join(offered)}."
+                f"The service does not serve this model by --mode {mode}: it offers {', '.join(offer.ways)}."
             )
         return mode
 
@@ -296,13 +294,16 @@ class Asker:
         """Send a query, and write its answer down."""
         assert query.told is not None
         told = wire.decode_tree(query.told)["told"]
-        if self.home.settings.serving_mode == "query" and query.kind == "choice":
-            answer = self._client.get(list_path(query.model, int(told)))
-            if Part.read(answer).model != query.model:
-                raise HomebodyError("The service sent rows of another model: ask again.")
-        else:
+        if self.home.settings.serving_mode == "server":
             answer = self._client.post(query_body(query.model, told))
             ranking(answer)
+        else:
+            if query.kind == "choice":
+                answer = self._client.get(list_path(query.model, int(told)))
+            else:
+                answer = self._client.post(query_body(query.model, told), accept=LETTER)
+            if Part.read(answer).model != query.model:
+                raise HomebodyError("The service sent rows of another model: ask again.")
         self.home.queries.answer(query, answer)
 
     def _charge(self, query: DrawnQuery) -> DrawnQuery:
