@@ -94,7 +94,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         "/v1/query",
         "query",
-        "The items that fit best what a mechanism told: ranked, where the service ranks; as a letter, the rows of those "
+        "The items that fit best what a mechanism told: ranked, if the service ranks; as a letter, the rows of those "
         "that are not in the better half of the shelf. All answers have one length. Nothing of a query is kept.",
         body={
             JSON: "model, and choice (a whole number) or told (a list of numbers).",
