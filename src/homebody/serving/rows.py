@@ -171,6 +171,8 @@ def join(first: Part, *others: Part) -> Part:
     for other in others:
         if other.model != first.model:
             raise HomebodyError("These rows are of two models: fetch them again, all of the newer one.")
+        if _widths(other) != _widths(first):
+            raise wire.Malformed("Rows of one model have other tables or features than others.")
         known = set(first.ids)
         new = other.only(torch.tensor([n for n, item in enumerate(other.ids) if item not in known], dtype=torch.int64))
         if not new.ids:
@@ -184,6 +186,11 @@ def join(first: Part, *others: Part) -> Part:
             names={**first.names, **new.names},
         )
     return first
+
+
+def _widths(part: Part) -> list[tuple[str, torch.Size]]:
+    """What a part has of each item, and how wide that is."""
+    return sorted((name, value.shape[1:]) for name, value in (*part.tables.items(), *part.features.items()))
 
 
 def _prefixed(start: str, tree: Tree) -> Tree:

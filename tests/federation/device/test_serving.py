@@ -679,6 +679,20 @@ def test_a_model_that_fits_no_row_learns_of_nobody_whether_they_have_one(home: H
     assert len([path for path in shop.asked if path.startswith(f"/v1/lists/{wide.digest}")]) == 2
 
 
+def test_a_list_that_does_not_go_with_the_shelf_is_not_kept(home: Home, shop: Shop) -> None:
+    bad = replace(
+        shop.served.rows([50]), tables={"item": torch.zeros(1, 3, dtype=torch.int8), "item:scale": torch.ones(1)}
+    )
+    get = shop.get
+    shop.get = lambda path, **k: bad.content if path.startswith("/v1/lists/") else get(path, **k)  # type: ignore[method-assign]
+    assert best(home, shop, now=0).way == "shelf"
+    with pytest.raises(HomebodyError, match="other tables or features"):
+        asker(home, shop, 0).take_turn()
+    shop.get = get  # type: ignore[method-assign]
+    assert best(home, shop, now=0).way == "query"
+    assert charged(home, "ann") == ["query/choice/1"]
+
+
 def test_what_a_service_sends_is_checked(
     home: Home, shop: Shop, shops: Callable[[Model], Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:

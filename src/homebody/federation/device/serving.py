@@ -302,8 +302,11 @@ class Asker:
                 answer = self._client.get(list_path(query.model, int(told)))
             else:
                 answer = self._client.post(query_body(query.model, told), accept=LETTER)
-            if Part.read(answer).model != query.model:
+            part, rows = Part.read(answer), self.home.received.get(self.home.received.way, query.model)
+            if part.model != query.model:
                 raise HomebodyError("The service sent rows of another model: ask again.")
+            if rows is not None:  # refused before it is kept, if it does not go with these
+                join(Part.read(rows.bytes), part)
         self.home.queries.answer(query, answer)
 
     def _charge(self, query: DrawnQuery) -> DrawnQuery:
