@@ -250,7 +250,11 @@ def test_folders_that_cannot_be_made_are_errors(tmp_path: Path) -> None:
 def test_only_a_run_is_opened_as_one(tmp_path: Path) -> None:
     with pytest.raises(HomebodyError, match=r"no run in .*nowhere"):
         RunFolder.open(tmp_path / "nowhere")
-    with pytest.raises(HomebodyError, match=r"recipe\.toml"):
+    with pytest.raises(HomebodyError, match=r"recipe\.toml\.$"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "fedmf-1").mkdir()
+    (tmp_path / "fedmf-1" / "recipe.toml").touch()
+    with pytest.raises(HomebodyError, match=r"Name a run inside it, such as .*fedmf-1\.$"):
         RunFolder.open(tmp_path)
 
 

@@ -129,7 +129,7 @@ def test_own_items_without_rows_are_left_out_and_counted() -> None:
     model = served("fedials")
     ranked = rank(model.head, model.rows(model.shelf(10)), AtHome(["i0", "elsewhere"]), 5)
     missing = 1 if 0 in model.shelf(10) else 2
-    assert ranked.notes == (f"{missing} of their item{'s' * (missing > 1)} had no rows here and did not count.",)
+    assert ranked.notes == (f"{missing} of their 2 items had no rows here and did not count.",)
     assert len(ranked.items) == 5
 
 
@@ -141,7 +141,8 @@ def test_somebody_without_history_gets_the_shelf_and_tells_an_even_interest() ->
     told = torch.stack([model.head.tell(nothing, Rng.of(seed)) for seed in range(400)])
     # Each of four is told about 100 times; 40 is seven deviations away.
     assert torch.bincount(told, minlength=4).min() > 40
-    assert len(rank(model.head, part, AtHome(), 5).items) == 5
+    assert [item for item, _ in rank(model.head, part, AtHome(), 5).items] == list(part.ids[:5])
+    assert [item for item, _ in rank(model.head, part, AtHome(), 10).items] == list(part.ids[:10])
 
 
 def test_an_interest_is_the_same_from_a_part_and_told_within_the_list() -> None:

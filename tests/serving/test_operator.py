@@ -126,4 +126,7 @@ def test_commands_beside_a_service(tmp_path: Path) -> None:
     assert typed("token", "remove", folder, "ann") == {"removed": "ann"}
     with pytest.raises(HomebodyError, match="There is no item 'film-1'"):
         CliRunner().invoke(app, ["serve", "items", "remove", folder, "film-2", "film-1"], catch_exceptions=False)
+    file.write_text('{"id": "more", "vector": [1.0]}\n{"id": "cut off')
+    with pytest.raises(HomebodyError, match="a JSON object a line: line 2 is not JSON"):
+        CliRunner().invoke(app, ["serve", "items", "add", folder, str(file)], catch_exceptions=False)
     assert typed("status", folder)["version"] == 5  # all or none

@@ -64,7 +64,8 @@ def serving(
         f"Asked every {span(settings.serving_every)} for everybody who takes part, while `homebody client start` runs."
     )
     most = f"A query costs ε = {figure(settings.query_epsilon)} at most."
-    options.answer(shown, as_json, f"{settings.serving}, mode {settings.serving_mode}.", asks, most, *lines)
+    told = most if settings.serving_mode in ("query", "server") else "Nothing of anybody is told: ε = 0."
+    options.answer(shown, as_json, f"{settings.serving}, mode {settings.serving_mode}.", asks, told, *lines)
 
 
 def _lines(home: Home) -> list[str]:

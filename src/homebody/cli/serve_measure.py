@@ -25,7 +25,7 @@ def measure(
     run: Annotated[Path, Argument(help="A finished run's folder.", metavar="RUN")],
     query: Annotated[
         list[str] | None,
-        Option(help="What a device tells, such as choice:epsilon=5,interests=16 or unit:epsilon=5; repeat."),
+        Option(help="What a device tells, such as choice:epsilon=5 or unit:epsilon=5; repeat."),
     ] = None,
     rows: Annotated[int, Option(help="Rows that a device is given.", min=2)] = 500,
     seeds: Annotated[int, Option(help="Draws of the noise of queries.", min=1)] = 5,
@@ -49,8 +49,9 @@ def measure(
 ) -> None:
     """Measure each way to be served from a finished run, on its own people.
 
-    The share is the part of the ten items that the device would rank first of the whole catalogue. Every query stands
-    beside the same number of rows that are the same for everyone, which cost ε = 0.
+    The share is the part of the ten items that the device would rank first of the whole catalogue.
+
+    Every query stands beside the same number of rows that are the same for everyone, which cost ε = 0.
 
     Example: homebody serve measure RUN --query choice:epsilon=5 --rows 500
     """

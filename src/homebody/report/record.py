@@ -136,7 +136,9 @@ class RunFolder:
         """A run that exists. One that holds links is refused: what is written to it would land elsewhere."""
         with insisting(f"The run in {path} cannot be opened"):
             if not (path / "recipe.toml").is_file():
-                raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.")
+                within = max(path.glob("*/recipe.toml"), default=None)
+                hint = f" Name a run inside it, such as {within.parent}." if within else ""
+                raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.{hint}")
             links = sorted(file.name for file in path.iterdir() if file.is_symlink())
         if links:
             raise HomebodyError(f"{path / links[0]} is a link: a run's folder holds its files themselves.")

@@ -107,7 +107,12 @@ class Service:
         async def guarded(request: web.Request) -> Any:
             if not endpoint.open and not self._may(request.scope, operator=endpoint.operator):
                 whose = "an operator's token" if endpoint.operator else "a token"
-                raise web.Refusal(401, "no token", f"This needs {whose}: send it as Authorization: Bearer TOKEN.")
+                raise web.Refusal(
+                    401,
+                    "no token",
+                    f"This needs {whose}: send it as Authorization: Bearer TOKEN. One that is unknown or removed is "
+                    "refused.",
+                )
             return await handle(request)
 
         return guarded

@@ -21,7 +21,7 @@ from torch import Tensor
 from homebody.core import Catalogue, Column, Data, Method, Rows, Tree
 from homebody.data.codes import Code
 from homebody.data.population import Population
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
 from homebody.fit import Fitted
@@ -274,7 +274,7 @@ class Served:
         head, serving = self.head, self.head.serving
         if "query" not in serving.ways:
             ways = " or ".join(serving.ways)
-            raise HomebodyError(f"{head.name} is served by {ways} alone, which need no query: leave out --query.")
+            raise HomebodyError(f"{head.name} is served by {ways} alone, without a query: leave out --query.")
         lying, levels, own = self.places[:0], torch.zeros(0), False
         if query.count:
             basis = serving.basis(self.method, self.shared)
@@ -403,8 +403,8 @@ def rank(head: Head, part: Part, person: AtHome, k: int) -> Ranked:
     scores = _tried(lambda: head.method.score(home.shared, home.local, home.data, torch.arange(len(part)))).clone()
     scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)
     scores[home.data.items[home.data.valid]] = -torch.inf
-    best = torch.topk(scores, min(k, len(scores)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    best = scores.argsort(descending=True, stable=True)[:k]  # equal ones, as for somebody unknown, in the part's order
+    pairs = zip(best.tolist(), scores[best].tolist(), strict=True)
     return Ranked([(part.ids[place], score) for place, score in pairs if score > -torch.inf], home.notes)
 
 
@@ -435,8 +435,7 @@ def _home(head: Head, part: Part, person: AtHome) -> _Home:
     place = {item: number for number, item in enumerate(part.ids)}
     kept = [number for number, item in enumerate(person.items) if item in place]
     if missing := len(person.items) - len(kept):
-        items = "item" if missing == 1 else "items"
-        notes.append(f"{missing:,} of their {items} had no rows here and did not count.")
+        notes.append(f"{missing:,} of their {several(len(person.items), 'item')} had no rows here and did not count.")
     own = torch.tensor([place[person.items[number]] for number in kept], dtype=torch.int64)
     catalogue = _tried(lambda: head.catalogue(part))
     ratings = None

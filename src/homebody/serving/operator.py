@@ -101,9 +101,16 @@ def _items_of(file: Path) -> Any:
         try:
             return json.loads(text)
         except ValueError:
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
+            return [_item_of(line, number) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     except (ValueError, RecursionError) as error:
         raise HomebodyError(f"{file} is neither JSON nor a JSON object a line: {error}.") from error
+
+
+def _item_of(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} is not JSON ({error})") from error
 
 
 def remove(folder: Path, ids: Sequence[str]) -> int:

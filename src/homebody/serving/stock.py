@@ -243,7 +243,7 @@ class Answers:
         """The answer to a query, the same length whatever is in it."""
         pairs = zip(self.stock.labels(items[items >= 0].tolist()), scores.tolist(), strict=False)
         listed = ", ".join([f'{{{label}, "score": {score:.7g}}}' for label, score in pairs])
-        return f"{self._head}{listed}]}}".ljust(self._length).encode()
+        return f"{self._head}{listed}]}}".ljust(self._length - 1).encode() + b"\n"
 
     def chosen(self, items: npt.NDArray[np.int64]) -> bytes:
         """The rows of the first of these items that are not in the better half of the shelf, as those of a list."""
