@@ -377,6 +377,7 @@ def test_the_ledger_tells_of_queries_and_how_long_the_budget_lasts(filled: Path)
     assert "2 queries left for the service: 2 of kind choice, the last on 1970-01-01 00:00 UTC." in text
     assert "At one query every 1h, without training, the budget lasts for 2 further queries: 2h." in text
     assert "query/choice, rounds 1–2:" in text
+    assert "Nothing was released" not in text
     assert "queries left" not in said("ledger", filled, "--person", "bob")
     with Home(filled) as home:
         home.configure(budget="eps=11,observer=server")

@@ -484,7 +484,8 @@ def _print_disclosure(disclosed: dict[str, Any]) -> None:
         by = row["accountant"] if row["accountant"] != "none" else ""
         table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), f"{disclosed['delta']:g}", by)
     console.print(table)
-    for note in dict.fromkeys(note for row in disclosed["certified"] for note in row["notes"]):
+    told = [row for row in disclosed["certified"] if row["accountant"] != "none"]
+    for note in dict.fromkeys(note for row in told or disclosed["certified"] for note in row["notes"]):
         say(f"  {note}")
     if budget := disclosed["budget"]:
         say(
