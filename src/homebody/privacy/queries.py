@@ -366,7 +366,7 @@ class PrivUnit(Mechanism):
         q, p = self.cap.q, self.cap.p
         toss, place = ((bits >> 12) & (2**52 - 1) for bits in rng.bits(2))
         share = (place.to(torch.float64) + 0.5) * 2.0**-52
-        near = toss < math.floor(_SHRUNK * p * 2**52)
+        near = toss < math.floor(max(_SHRUNK * p, q) * 2**52)
         along = _along(torch.where(near, q * share, q + (1 - q) * share), self.size)
         given, blank, across = interest.nan_to_num().to(torch.float64), *rng.normal_doubles(2, self.size)
         norm = given.norm(dim=-1, keepdim=True)
