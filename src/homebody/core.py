@@ -7,7 +7,7 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -183,7 +183,7 @@ class Work:
     """Upper bounds on the resources that a task takes on a device, known before it starts.
 
     >>> Work(8, 100, 4) + Work(2, 50, 1)
-    Work(memory=10, operations=150, bytes=5)
+    Work(memory=10, operations=150, bytes=5, ranking=0)
     """
 
     memory: int = 0
@@ -192,6 +192,8 @@ class Work:
     """Arithmetic operations."""
     bytes: int = 0
     """Bytes that are sent."""
+    ranking: int = 0
+    """Of the operations, those that ranking afterwards takes: the answer to a round does not wait for them."""
 
     @classmethod
     def of(cls, held: int, operations: int, calls: int, sent: int) -> Work:
@@ -199,7 +201,7 @@ class Work:
         return cls(4 * held, operations + calls * CALL, 4 * sent + HEAD_BYTES)
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.memory + other.memory, self.operations + other.operations, self.bytes + other.bytes)
+        return Work(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
 
 
 class Column(NamedTuple):
@@ -540,10 +542,6 @@ class Method(Recommender):
         with torch.device("meta"):  # only shapes are worked out
             shared = self.init_shared(catalogue, Rng.of(0, device="meta"))
         return plain_work(sum(value.numel() for value in shared.values()), catalogue, longest)
-
-    def round_work(self, catalogue: Catalogue, longest: int) -> Work:
-        """The same for a round alone, by which a device times its answers; at most `work`, which is the default."""
-        return self.work(catalogue, longest)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel derives, unless the method states it."""

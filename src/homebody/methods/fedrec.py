@@ -142,21 +142,19 @@ class FedRec(NewsSettings, Method):
         news = news_start(self.news, catalogue, rng.fold("news"), self.words)
         return {**news, **self.user.start(rng.fold("user")), "pad": 0.1 * rng.fold("pad").normal(self.d)}
 
-    def round_work(self, catalogue: Catalogue, longest: int) -> Work:
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
         with torch.device("meta"):
             shared = replace(self, words="random").init_shared(catalogue, Rng.of(0, device="meta"))
         bound = plain_work(sum(value.numel() for value in shared.values()), catalogue, longest)
         # Every news of a history and of an impression becomes a row of inputs, masks and vectors.
         rows = min(self.latest, longest) + self.negatives + 1
-        return bound + Work.of(rows * 200 * (self.d + 400), rows * 200 * (self.d + 400) ** 2, calls=2_000, sent=0)
-
-    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        bound += Work.of(rows * 200 * (self.d + 400), rows * 200 * (self.d + 400) ** 2, calls=2_000, sent=0)
         # To rank, a device encodes all news there are.
         words = sum(column.width for column in catalogue.items.values() if column.kind == "sequence")
         each = self.d + 400 if self.news.light else words * (6 * self.d + 400 + 2 * self.heads * words)
         each += self.layers * words * 5_000
-        ranking = Work(4 * catalogue.n_items * each, 4 * catalogue.n_items * each * (self.d + 400))
-        return self.round_work(catalogue, longest) + ranking
+        held, operations = 4 * catalogue.n_items * each, 4 * catalogue.n_items * each * (self.d + 400)
+        return bound + Work(held, operations, ranking=operations)
 
     def init_server(self, shared: Tree) -> Tree:
         return adam_start(shared)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from homebody.core import CALL, Catalogue, Method, Work
 from homebody.errors import HomebodyError, several
@@ -38,7 +39,8 @@ def estimate(method: Method, catalogue: Catalogue, longest: int, people: int, *,
     (True, True, True)
     """
     try:
-        work = method.uplink.work((method.work if ranks else method.round_work)(catalogue, longest))
+        whole = method.work(catalogue, longest)
+        work = method.uplink.work(replace(whole, operations=whole.operations - (0 if ranks else whole.ranking)))
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that have no number of bytes
         raise TooLarge("The task takes more memory than any device has, and this device allows less.") from error
     n_items = catalogue.n_items
