@@ -299,7 +299,7 @@ def news_rounds() -> list[Figure]:
     figures = []
     for name, bar, method in (
         ("summed", 5.0, FedRec(**own)),
-        ("clipped", 10.0, FedRec(Channel(Clip(0.005)), **own)),
+        ("clipped", 10.0, FedRec(uplink=Channel(Clip(0.005)), **own)),
         ("reported, one step of the server", 5.0, PrivateRec(**own, steps=1)),
     ):
         figures.append(_figure(f"NRMS round of 128, {name}", _news_round(method, "cpu"), bar, "s"))
