@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homebody import settings
-from homebody.federation.service.listening import check_listen, host_of, port_of
-from homebody.files import read_settings
+from homebody.federation.service.listening import ListeningSettings, check_listen
 from homebody.settings import setting
 
 if TYPE_CHECKING:
@@ -18,19 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["FILE", "ServiceSettings"]
 
 FILE = "serve.toml"
-SCHEMA_VERSION = 1
 option = partial(setting, panel="Options")
 """A setting that is an option of `homebody serve init`; others are only in the file."""
 
 
 @dataclass(frozen=True)
-class ServiceSettings:
+class ServiceSettings(ListeningSettings):
     """A service's settings.
 
     >>> settings = ServiceSettings(rows=300)
     >>> ServiceSettings.from_toml(settings.to_toml()) == settings
     True
     """
+
+    party, file, titled = ("service", "serve"), FILE, "The file of the service's settings"
 
     query: str = option(
         "",
@@ -63,25 +62,3 @@ class ServiceSettings:
         from homebody.privacy.queries import Query  # torch is slow to load, and `--help` does not need it
 
         return Query.parse(self.query)
-
-    @property
-    def host(self) -> str:
-        return host_of(self.listen)
-
-    @property
-    def port(self) -> int:
-        return port_of(self.listen)
-
-    def to_toml(self) -> str:
-        return settings.to_toml(self, SCHEMA_VERSION)
-
-    @classmethod
-    def from_toml(cls, text: str) -> ServiceSettings:
-        what = "The file of the service's settings"
-        values, _ = settings.load(text, what, SCHEMA_VERSION)
-        return settings.read(cls, values, what, "setting of a service")
-
-    @classmethod
-    def read(cls, folder: Path) -> ServiceSettings:
-        missing = f"There is no service in {folder}: make one with `homebody serve init {folder}`."
-        return cls.from_toml(read_settings(folder / FILE, "The service's settings", missing))

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from homebody import settings
 from homebody.errors import HomebodyError
-from homebody.federation.service.listening import check_listen, host_of, port_of
+from homebody.federation.service.listening import ListeningSettings, check_listen
 from homebody.federation.service.text import is_loopback
-from homebody.files import read_settings
 from homebody.settings import setting
 
 __all__ = ["FILE", "ProxySettings"]
 
 FILE = "proxy.toml"
-SCHEMA_VERSION = 1
 option = partial(setting, panel="Options")
 """A setting that is an option of `homebody proxy init`; others are only in the file."""
 
 
 @dataclass(frozen=True)
-class ProxySettings:
+class ProxySettings(ListeningSettings):
     """A proxy's settings.
 
     >>> settings = ProxySettings(next="https://server.example.org:9443", next_ca=True)
@@ -32,6 +29,8 @@ class ProxySettings:
     >>> settings.host, settings.port
     ('127.0.0.1', 9445)
     """
+
+    party, file, titled = ("proxy", "proxy"), FILE, "The file of the proxy's settings"
 
     next: str = option(
         doc="The next hop, https://…: the server's address for reports, or another proxy; '' for a helper alone."
@@ -93,25 +92,3 @@ class ProxySettings:
             raise HomebodyError(f"{parts.hostname} is not on this machine: pass reports on with https://, not http://.")
         if self.next_ca and parts.scheme != "https":
             raise HomebodyError(f"An authority for the next hop needs an address at https://, not '{self.next}'.")
-
-    @property
-    def host(self) -> str:
-        return host_of(self.listen)
-
-    @property
-    def port(self) -> int:
-        return port_of(self.listen)
-
-    def to_toml(self) -> str:
-        return settings.to_toml(self, SCHEMA_VERSION)
-
-    @classmethod
-    def from_toml(cls, text: str) -> ProxySettings:
-        what = "The file of the proxy's settings"
-        values, _ = settings.load(text, what, SCHEMA_VERSION)
-        return settings.read(cls, values, what, "setting of a proxy")
-
-    @classmethod
-    def read(cls, folder: Path) -> ProxySettings:
-        missing = f"There is no proxy in {folder}: make one with `homebody proxy init {folder}`."
-        return cls.from_toml(read_settings(folder / FILE, "The proxy's settings", missing))

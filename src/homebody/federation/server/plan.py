@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import LONGEST, MOST_INTERACTIONS
 from homebody.federation.server.records import Records
+from homebody.federation.service.listening import ListeningSettings
 from homebody.federation.service.text import check_proxy, is_loopback, split_address
-from homebody.files import read_settings
 from homebody.recipe import Recipe
 from homebody.settings import setting
 
@@ -30,7 +30,6 @@ __all__ = ["FILE", "NOBODY_PUBLIC", "ServerPlan", "opened"]
 
 FILE = "server.toml"
 """The plan in a server's folder."""
-SCHEMA_VERSION = 1
 option = partial(setting, panel="Options")
 """A setting that is an option of `homebody server init`; others are only in the file."""
 NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
@@ -48,8 +47,14 @@ def database_in(folder: Path, database: str) -> Path | str:
     return database if "://" in database else folder / database
 
 
+def _recipe(values: Any) -> Recipe:
+    if not isinstance(values, dict):
+        raise HomebodyError(f"The server's recipe must be a table, not {values!r}.")
+    return Recipe.from_values(values)
+
+
 @dataclass(frozen=True)
-class ServerPlan:
+class ServerPlan(ListeningSettings):
     """A server's plan.
 
     >>> plan = ServerPlan(Recipe("fedmf", "devices", rounds=5), listen="127.0.0.1:9092")
@@ -58,6 +63,9 @@ class ServerPlan:
     >>> plan.host, plan.port
     ('127.0.0.1', 9092)
     """
+
+    party, file, titled = ("server", "server"), FILE, "The server's plan"
+    tables: ClassVar[Mapping[str, Callable[[Any], Any]]] = {"recipe": _recipe}
 
     recipe: Recipe
     """What is trained; the data are on the devices."""
@@ -118,14 +126,6 @@ class ServerPlan:
             raise HomebodyError(
                 f"/metrics on {self.metrics} could be read by anybody: serve it on 127.0.0.1, and ask through a proxy."
             )
-
-    @property
-    def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
-
-    @property
-    def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])
 
     @property
     def address(self) -> str:
@@ -275,20 +275,6 @@ class ServerPlan:
     def database_in(self, folder: Path) -> Path | str:
         return database_in(folder, self.database)
 
-    def to_toml(self) -> str:
-        return settings.to_toml(self, SCHEMA_VERSION)
-
-    @classmethod
-    def from_toml(cls, text: str) -> ServerPlan:
-        what = "The server's plan"
-        values, _ = settings.load(text, what, SCHEMA_VERSION)
-        return settings.read(cls, values, what, "setting of a server", recipe=_recipe)
-
-    @classmethod
-    def read(cls, folder: Path) -> ServerPlan:
-        missing = f"There is no server in {folder}: make one with `homebody server init {folder}`."
-        return cls.from_toml(read_settings(folder / FILE, "The server's plan", missing))
-
 
 @contextmanager
 def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
@@ -298,9 +284,3 @@ def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
     plan = ServerPlan.read(folder)
     with closing(connect(plan.database_in(folder), what="server's database")) as database:
         yield plan, Records(database)
-
-
-def _recipe(values: Any) -> Recipe:
-    if not isinstance(values, dict):
-        raise HomebodyError(f"The server's recipe must be a table, not {values!r}.")
-    return Recipe.from_values(values)

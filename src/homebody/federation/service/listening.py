@@ -3,25 +3,63 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
+from homebody import settings
 from homebody.errors import HomebodyError
 from homebody.federation.service.text import is_loopback, read_file, split_address
+from homebody.files import read_settings
 
-__all__ = ["certificate_files", "check_listen", "host_of", "port_of", "refuse_occupied"]
+__all__ = ["ListeningSettings", "certificate_files", "check_listen", "host_of", "refuse_occupied"]
+
+SCHEMA_VERSION = 1
+"""Of the files of settings."""
+
+
+class ListeningSettings:
+    """What settings of a server, a proxy and a service have in common: an address, and one TOML file in a folder."""
+
+    listen: str
+    party: ClassVar[tuple[str, str]]
+    """What it is called, and the command that makes one: service, serve."""
+    file: ClassVar[str]
+    """The name of the file."""
+    titled: ClassVar[str]
+    """What errors call the file."""
+    tables: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    """How the values of some settings are read."""
+
+    @property
+    def host(self) -> str:
+        return host_of(self.listen)
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    def to_toml(self) -> str:
+        return settings.to_toml(self, SCHEMA_VERSION)
+
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        values, _ = settings.load(text, cls.titled, SCHEMA_VERSION)
+        return settings.read(cls, values, cls.titled, f"setting of a {cls.party[0]}", **cls.tables)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        name, command = cls.party
+        missing = f"There is no {name} in {folder}: make one with `homebody {command} init {folder}`."
+        return cls.from_toml(read_settings(folder / cls.file, cls.titled, missing))
 
 
 def host_of(listen: str) -> str:
     """
-    >>> host_of("[::1]:9445"), port_of("[::1]:9445")
-    ('::1', 9445)
+    >>> host_of("[::1]:9445")
+    '::1'
     """
     return listen.rpartition(":")[0].strip("[]")
-
-
-def port_of(listen: str) -> int:
-    return int(listen.rpartition(":")[2])
 
 
 def check_listen(listen: str, tls: bool, port: int) -> None:
