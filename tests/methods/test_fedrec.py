@@ -15,6 +15,7 @@ from torch.func import vmap
 
 from homebody.core import Batch, Catalogue, Cohort, Collected, Data, Method, Shown, Total, Tree
 from homebody.errors import HomebodyError
+from homebody.federation.device.limits import estimate
 from homebody.methods.dp_fedrec import DPFedRec
 from homebody.methods.fedrec import INDEX, FedRec, drawn_impression, model_hash
 from homebody.methods.kernels import indexed, kernel_of, train_many
@@ -389,3 +390,5 @@ def test_a_round_takes_less_than_ranking_all_news() -> None:
     few, all_of_them = (method.work(news, 50) for news in (texts(), many))
     assert all_of_them.operations > 50 * (all_of_them.operations - all_of_them.ranking)
     assert all_of_them.operations - all_of_them.ranking < 2 * (few.operations - few.ranking)
+    whole, trained = (estimate(method, many, 50, people=2, ranks=ranks) for ranks in (True, False))
+    assert whole.operations - trained.operations == 2 * all_of_them.ranking
