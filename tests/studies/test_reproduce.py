@@ -558,3 +558,9 @@ def test_where_an_epsilon_that_counts_on_a_shuffle_is_shown_a_footnote_says_so(
     unseen = read_paper(write_paper(tmp_path, text.replace('also = ["epsilon"]', ""), "other"))
     result = reproduce.reproduce(plan(unseen, table="6", rounds=1), tmp_path / "runs")
     assert part(result, "Table 6")["footnotes"] == []
+
+
+def test_all_on_one_device(tmp_path: Path, write_paper: Write) -> None:
+    planned = plan(read_paper(write_paper(tmp_path)), table="1", device="cuda")
+    assert planned.command == "homebody reproduce tiny --table 1 --device cuda"
+    assert {recipe.device for recipe in planned.recipes} == {"cuda"}

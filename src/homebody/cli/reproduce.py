@@ -27,6 +27,9 @@ def reproduce(
     seeds: Annotated[int | None, Option(help="Number of seeds (0, 1, …); by default the recipe's.")] = None,
     rounds: Annotated[int | None, Option(help="Rounds of every run, for a quick look.")] = None,
     jobs: options.Jobs = None,
+    device: Annotated[
+        str | None, Option(help="The processor to train on, cpu or cuda; by default the recipe's, which is cpu.")
+    ] = None,
     write: Annotated[
         bool, Option("--write", help="Write RESULTS.md, its picture and results.json beside the paper's recipe.")
     ] = False,
@@ -53,11 +56,14 @@ def reproduce(
     from homebody.report.pages import NEEDS, has_plotly
     from homebody.report.terminal import print_reproduction
     from homebody.settings import check_counts
+    from homebody.simulation import usable_device
     from homebody.studies.reproduce import plan, publish, work
     from homebody.studies.reproduce import reproduce as run_plan
     from homebody.studies.reproduce import rewrite as write_again
     from homebody.studies.workers import cores
 
+    if device is not None:
+        usable_device(device)
     folder = find_paper(paper)
     if rewrite:
         result = write_again(folder)
@@ -71,7 +77,7 @@ def reproduce(
                 trust(method, code.sha256)
     part: dict[str, Any] = {"table": table, "figure": figure, "data": data or [], "protocols": protocol or []}
     where = options.folder_anywhere(data_dir)
-    planned = plan(read_paper(folder), **part, seeds=seeds, rounds=rounds, data_dir=where)
+    planned = plan(read_paper(folder), **part, seeds=seeds, rounds=rounds, device=device, data_dir=where)
     with watching_cells(planned.paper.name, len(planned.recipes), quiet=as_json) as (watch, say):
         if much := work(planned, out):
             say(much)

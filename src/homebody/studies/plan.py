@@ -61,9 +61,10 @@ def plan(
     protocols: Sequence[str] = (),
     seeds: int | None = None,
     rounds: int | None = None,
+    device: str | None = None,
     data_dir: str | None = None,
 ) -> Plan:
-    """The plan of a command. Without a table or a figure it has all of them."""
+    """The plan of a command. Without a table or a figure it has all of them; `device` overrules the recipe's."""
     check_counts(seeds=seeds, rounds=rounds)
     chosen = _named("table", table, paper.tables, figure is None)
     chosen += _named("figure", figure, paper.figures, table is None)
@@ -79,12 +80,12 @@ def plan(
         if wanted and (not protocols or set(protocols) & set(study.protocols)):
             studies.append((replace(study, seeds=seeds or study.seeds), wanted))
     asked = list(protocols) or sorted(under)
-    every = _Numbered(rounds, data_dir)
+    every = _Numbered(rounds, device, data_dir)
     cells = every.cells(studies, asked)
     recipes = list(every.recipes)
     cells += every.cells(studies, under.difference(asked))
     options = {"table": table, "figure": figure, "data": data, "protocol": protocols, "seeds": seeds, "rounds": rounds}
-    command = command_text(f"homebody reproduce {paper.name}", options)
+    command = command_text(f"homebody reproduce {paper.name}", {**options, "device": device})
     looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
     others = every.recipes[len(recipes) :]
     return Plan(paper, studies, recipes, others, cells, command, rounds, asked, looked, data_dir, table or figure)
@@ -112,8 +113,8 @@ def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int |
 class _Numbered:
     """The recipes of a plan, each once, in the order in which they are first needed."""
 
-    def __init__(self, rounds: int | None, data_dir: str | None) -> None:
-        self.rounds, self.data_dir = rounds, data_dir
+    def __init__(self, rounds: int | None, device: str | None, data_dir: str | None) -> None:
+        self.rounds, self.device, self.data_dir = rounds, device, data_dir
         self.recipes: list[Recipe] = []
         self.places: dict[str, int] = {}
 
@@ -131,7 +132,8 @@ class _Numbered:
         return self.places.get(self._as_run(recipe).to_toml())
 
     def _as_run(self, recipe: Recipe) -> Recipe:
-        return replace(recipe, rounds=self.rounds or recipe.rounds, data_dir=self.data_dir)
+        rounds, device = self.rounds or recipe.rounds, self.device or recipe.device
+        return replace(recipe, rounds=rounds, device=device, data_dir=self.data_dir)
 
     def _place(self, recipe: Recipe) -> int:
         recipe = self._as_run(recipe)
