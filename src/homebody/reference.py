@@ -61,6 +61,8 @@ class Histories(NamedTuple):
     """The circumstances of each of `items`, as `catalogue.contexts` names them."""
     shown: LearntImpressions | None = None
     """Impressions to learn from, if the split has some: of people who are learnt from alone."""
+    device: torch.device = torch.device("cpu")
+    """Where a reference that can train on a GPU is to train; `catalogue` is on the CPU."""
 
     @classmethod
     def of(cls, histories: Sequence[Sequence[int]], n_items: int) -> Histories:

@@ -408,7 +408,7 @@ def _reference(job: _Job, method: Reference) -> _Outcome:
         collected = [Charge(observer, "user", raw) for observer in OBSERVERS]
         ledger.charge("collection", collected, repeat=True, digest=job.digest)
     job.folder.load()  # drops the rounds that an interrupted attempt recorded
-    histories = split.histories()
+    histories = split.histories()._replace(device=usable_device(recipe.device))
     people = int((split.lengths > 0).sum())
     best, chosen, step = Evaluated({}), 0, 0
     watch = Stopwatch()

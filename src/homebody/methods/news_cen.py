@@ -52,17 +52,18 @@ class NewsCentral(NewsSettings, Reference):
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         if histories.shown is None:
             raise HomebodyError("There are no impressions to learn from.")
-        task, rng = self.task, Rng.of(seed, "news-cen")
+        task, rng = self.task, Rng.of(seed, "news-cen", device=histories.device)
         shared = task.init_shared(histories.catalogue, rng.fold("shared"))
         state = adam_start(shared)
         learnt = np.flatnonzero(histories.learn[histories.shown.users])
         for number in count():
             stream = rng.fold("pass", number)
-            order = learnt[stream.bits(len(learnt)).argsort().numpy()]
+            order = learnt[stream.bits(len(learnt)).argsort().cpu().numpy()]
             for start in range(0, len(order), self.batch_size):
                 some = order[start : start + self.batch_size]
                 data = _padded(histories, histories.shown, some, task.latest)
-                batches = _batches(task, histories, data, stream.fold(torch.from_numpy(some)))
+                streams = stream.fold(torch.from_numpy(some).to(histories.device))
+                batches = _batches(task, histories, data, streams)
                 gradient, _ = kernel.total(task, shared, {}, batches)
                 mean = {name: value / len(some) for name, value in gradient.items()}
                 shared, state = adam_step(shared, state, mean, task.rate, (0.9, 0.99))
@@ -75,7 +76,7 @@ def _latest(histories: Histories, users: Users, before: Users, most: int) -> tup
     real = place < before[:, None]
     entry = np.minimum(histories.indptr[users][:, None] + place, len(histories.items) - 1)
     history = np.where(real, histories.items[entry], histories.catalogue.n_items).astype(np.int64)
-    return torch.from_numpy(history), torch.from_numpy(real)
+    return torch.from_numpy(history).to(histories.device), torch.from_numpy(real).to(histories.device)
 
 
 def _padded(
@@ -89,7 +90,8 @@ def _padded(
     entry = np.minimum(shown.indptr[some][:, None] + column, len(shown.items) - 1)
     items = np.where(there, shown.items[entry], histories.catalogue.n_items)
     clicked = there & shown.clicked[entry]
-    return history, real, torch.from_numpy(items.astype(np.int64)), torch.from_numpy(clicked)
+    asked, answers = torch.from_numpy(items.astype(np.int64)), torch.from_numpy(clicked)
+    return history, real, asked.to(histories.device), answers.to(histories.device)
 
 
 def _batches(task: FedRec, histories: Histories, data: tuple[Tensor, ...], streams: Rng) -> Batch:
@@ -102,7 +104,7 @@ def _batches(task: FedRec, histories: Histories, data: tuple[Tensor, ...], strea
 
 def _scorer(task: FedRec, shared: Tree, histories: Histories) -> Score:
     """How well items fit people, by all that is known of each."""
-    length = np.diff(histories.indptr)
+    length, stream = np.diff(histories.indptr), Rng.of(0, device=histories.device)
 
     def score(users: Users, items: Tensor) -> Tensor:
         starts = range(0, max(1, len(users)), PEOPLE_AT_ONCE)
@@ -111,9 +113,9 @@ def _scorer(task: FedRec, shared: Tree, histories: Histories) -> Score:
     def some(users: Users, items: Tensor) -> Tensor:
         def person(own: Tensor, valid: Tensor) -> Tensor:
             news = task.vectors(shared, histories.catalogue, own)
-            return task.asked(shared, news, valid, Rng.of(0))
+            return task.asked(shared, news, valid, stream)
 
         people = vmap(person)(*_latest(histories, users, length[users], task.latest))
-        return people @ task.vectors(shared, histories.catalogue, items).T
+        return (people @ task.vectors(shared, histories.catalogue, items.to(histories.device)).T).cpu()
 
     return score
