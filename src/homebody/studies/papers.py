@@ -287,7 +287,7 @@ def _here(row: Row, study: Study, *, published: bool = False) -> Row:
     def part(by_data: Mapping[str, Any]) -> dict[str, Any]:
         return {data: value for data, value in by_data.items() if data in study.data}
 
-    row = replace(row, on=part(row.on), slice=part(row.slice), values=[])
+    row = replace(row, on=part(row.on), run_on=part(row.run_on), slice=part(row.slice), values=[])
     if not published:
         said = (row.note, part(row.notes)) if study.form == "table" else ("", {})
         return replace(row, published={}, published_sd={}, note=said[0], notes=said[1])
@@ -337,12 +337,15 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         row = replace(_here(known[source], study), name=name)
     else:
         row = _new_row(reader, folder, name)
-    # What is no table of fields is refused when the whole study is checked.
-    on = {
-        data: {**row.on.get(data, {}), **fields} if isinstance(fields, dict) else fields
-        for data, fields in reader.take("on", dict, {}).items()
-    }
-    new: dict[str, Any] = {"on": {**row.on, **on}}
+    new: dict[str, Any] = {}
+    for part in ("on", "run_on"):
+        before: dict[str, dict[str, Any]] = getattr(row, part)
+        # What is no table of fields is refused when the whole study is checked.
+        given = {
+            data: {**before.get(data, {}), **settings} if isinstance(settings, dict) else settings
+            for data, settings in reader.take(part, dict, {}).items()
+        }
+        new[part] = {**before, **given}
     new |= {name: {**getattr(row, name), **reader.take(name, dict, {})} for name in ("fields", "run", "serving")}
     new |= {name: reader.take(name, kind, getattr(row, name)) for name, kind in KEPT.items()}
     new |= {name: reader.take(name, kind, kind()) for name, kind in OWN.items()}

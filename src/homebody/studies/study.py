@@ -70,6 +70,8 @@ class Row:
     on: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Fields that differ from data set to data set."""
     run: dict[str, Any] = field(default_factory=dict)
+    run_on: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of the run that differ from data set to data set."""
     rounds: int | None = None
     published: dict[str, list[Any]] = field(default_factory=dict)
     """By data set, a figure a metric; in a sweep, a list of them for each value."""
@@ -173,7 +175,7 @@ class Study:
         """One cell: what is run for one row, data set, protocol, seed and (in a sweep) value."""
         assert row.method is not None
         fields = {**row.fields, **row.on.get(data, {})}
-        run = {**self.run, **self.run_on.get(data, {}), **row.run}
+        run = {**self.run, **self.run_on.get(data, {}), **row.run, **row.run_on.get(data, {})}
         rounds = row.rounds if row.rounds is not None else self.rounds
         if self.vary == "run.rounds" and not row.fixed:
             rounds = value
@@ -249,11 +251,11 @@ def _check_by_data(study: Study, given: dict[str, Any], part: str, kind: type, w
 
 
 def _check_row(study: Study, row: Row, where: str, load: bool) -> None:
-    for settings in (study.run, *study.run_on.values(), row.run):
-        check_names("setting of a run", settings, RUN, where)
-    parts = {"on": dict, "notes": str, "slice": str, "published": list, "published_sd": list}
+    parts = {"on": dict, "run_on": dict, "notes": str, "slice": str, "published": list, "published_sd": list}
     for part, kind in parts.items():
         _check_by_data(study, getattr(row, part), part, kind, where)
+    for settings in (study.run, *study.run_on.values(), row.run, *row.run_on.values()):
+        check_names("setting of a run", settings, RUN, where)
     for part in ("published", "published_sd"):
         for data, figures in getattr(row, part).items():
             _check_figures(study, f"{part}.{data}", figures, where)
