@@ -39,9 +39,9 @@ def _rounds_and_run(
 
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
-    from homebody.fit import fit
     from homebody.methods.pfedrec import PFedRec
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     split = leave_one_out(population, protocol="published")
     small = leave_one_out(load("synthetic"), protocol="published")
@@ -76,10 +76,10 @@ def _rounds_and_run(
 
 
 def _cpu_of_round(split: Any, fused: bool) -> float:
-    from homebody.fit import choose
     from homebody.methods.pfedrec import PFedRec
     from homebody.rng import Rng
     from homebody.simulation import Simulator
+    from homebody.training import choose
 
     method, simulator = PFedRec(), Simulator(split, fused=fused)
     shared = method.init_shared(simulator.catalogue, Rng.of(0))
@@ -99,9 +99,9 @@ def fedials_ml_1m() -> list[Figure]:
 
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
-    from homebody.fit import fit
     from homebody.methods.fedials import FedIALS
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     split = leave_one_out(load("ml-1m"))
     seconds: list[float] = []
@@ -165,9 +165,9 @@ def fedmf_million() -> list[Figure]:
 
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
-    from homebody.fit import fit
     from homebody.methods.fedmf import FedMF
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     load("synthetic:users=1000,items=200,mean=20")  # compiles
     began = time.perf_counter()
@@ -217,10 +217,10 @@ def privrec_ml_1m() -> list[Figure]:
     """Rounds of 20 devices with 100 passes each; then everyone who was held out adapts likewise and is asked."""
     from homebody.data import load
     from homebody.data.partitions import split
-    from homebody.fit import choose
     from homebody.methods.privrec import PrivRec
     from homebody.rng import Rng
     from homebody.simulation import Simulator
+    from homebody.training import choose
 
     method = PrivRec(
         features="age,gender,occupation,genres", hidden="64,64,64,64", epochs=100, adapt_epochs=100, learning_rate=0.1
@@ -253,12 +253,12 @@ def privrec_ml_1m() -> list[Figure]:
 def fl_mv_dssm_ml_100k() -> list[Figure]:
     """Rounds of 100 devices with two views each, clipped and noised; then 100 rounds with 10 evaluations."""
     from homebody.data.partitions import split
-    from homebody.fit import fit
     from homebody.methods.fl_mv_dssm import FLMVDSSM
     from homebody.privacy import Channel, ViewNoise, Views
     from homebody.recipe import Recipe
     from homebody.run import population_of
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     people = population_of(Recipe("fl-mv-dssm", "ml-100k", views={"taste": "svd:size=30,share=0.5"}))
     simulator = Simulator(split(people, "ratio:test=0.2,valid=0", how="random"))
@@ -311,8 +311,8 @@ def news_rounds() -> list[Figure]:
 
 def _news_round(method: Any, device: str) -> float:
     """Seconds of a round after the first."""
-    from homebody.fit import fit
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     seconds: list[float] = []
     fit(
@@ -401,12 +401,12 @@ def exact_noise() -> list[Figure]:
     """Draws of exact noise, and a round of noised FedMF beside one without noise."""
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
-    from homebody.fit import fit
     from homebody.methods.fedmf import FedMF
     from homebody.privacy import Channel, Clip, Gaussian
     from homebody.privacy.grid import gaussian, laplace
     from homebody.rng import Rng, SystemRng
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     figures, count = [], 5_000_000
     for draw in (laplace, gaussian):

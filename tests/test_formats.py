@@ -25,11 +25,11 @@ from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage
 from homebody.federation.server.admin import opened
 from homebody.federation.server.runtime import Flower
-from homebody.fit import fit
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import reopen, resume
+from homebody.training import fit
 
 FILES = Path(__file__).parent / "fixtures" / "0.1.0"
 TIMES = {"seconds", "seconds_per_round", "evaluation_seconds", "compile_seconds", "cpu_seconds", "peak_rss_mb", "run"}

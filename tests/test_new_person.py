@@ -17,7 +17,6 @@ from homebody.data.partitions import split
 from homebody.data.population import Features
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
-from homebody.fit import Fitted, fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
@@ -31,6 +30,7 @@ from homebody.run import execute
 from homebody.simulation import Simulator
 from homebody.simulation.newcomers import newcomer_split
 from homebody.suggest import recommend_for, recommend_to
+from homebody.training import Fitted, fit
 
 SMALL = PrivRec(factors=4, hidden="8", epochs=2, negatives=2)
 METHODS: dict[str, Method] = {

@@ -331,8 +331,8 @@ def test_a_run_killed_before_its_environment_was_written_goes_on(tmp_path: Path)
 def test_a_finished_run_recommends_as_it_did_when_it_ended(tmp_path: Path) -> None:
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
-    from homebody.fit import fit
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     execute(FEDMF, tmp_path)
     fitted, population = reopen(the_run(tmp_path))
@@ -347,8 +347,8 @@ def test_a_finished_loop_recommends_to_newcomers_as_before(tmp_path: Path) -> No
     """Someone who never took part draws the same start, whether the loop ran now or was found finished."""
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
-    from homebody.fit import fit
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     split = leave_one_out(load(DATA))
     folder = RunFolder.create(tmp_path, "run")

@@ -353,10 +353,10 @@ def _compile(method: str) -> None:
     from homebody.data.partitions import leave_one_out
     from homebody.federation import wire
     from homebody.federation.device.household import Household
-    from homebody.fit import fit
     from homebody.recipe import Recipe
     from homebody.rng import Rng
     from homebody.simulation import Simulator
+    from homebody.training import fit
 
     toy = leave_one_out(load("synthetic:users=20,items=30,mean=8"), how="latest", negatives=2)
     for stages in ([], ["clip:norm=0.5", "secure-sum", "gaussian:z=2"]):

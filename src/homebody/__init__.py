@@ -1,7 +1,7 @@
 """Homebody trains recommenders without collecting anyone's history.
 
 >>> import homebody as hb
->>> from homebody.fit import fit
+>>> from homebody.training import fit
 >>> split = hb.leave_one_out(hb.load("synthetic:users=200,items=100,mean=12"))
 >>> fitted = fit(hb.FedIALS(factors=4), hb.Simulator(split), rounds=2)
 >>> len(fitted.recommend(user=0, k=3)), fitted.epsilon["server"]
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from homebody.data.partitions import split as split
     from homebody.data.splits import Split as Split
     from homebody.errors import HomebodyError as HomebodyError
-    from homebody.fit import Fitted as Fitted
     from homebody.methods.baselines import Chance as Chance
     from homebody.methods.baselines import Popularity as Popularity
     from homebody.methods.baselines import PrivatePopularity as PrivatePopularity
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from homebody.privacy import Ledger as Ledger
     from homebody.reference import Reference as Reference
     from homebody.simulation import Simulator as Simulator
+    from homebody.training import Fitted as Fitted
 
 __version__ = "0.1.0"
 
@@ -70,7 +70,7 @@ _NAMES = {
     "homebody.data.partitions": "leave_one_out split",
     "homebody.data.splits": "Split",
     "homebody.errors": "HomebodyError",
-    "homebody.fit": "Fitted",
+    "homebody.training": "Fitted",
     "homebody.methods.baselines": "Chance Popularity PrivatePopularity",
     "homebody.methods.dp_fedrec": "DPFedRec",
     "homebody.methods.dp_privrec": "DPPrivRec",

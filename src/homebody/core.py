@@ -1,7 +1,7 @@
 """The contract of the house: what a method is, what leaves a device, who computes.
 
 A *Method* is one paper's mathematics for **one** client. A *Runtime* runs it for many. What a client sends is
-an *Update*; it leaves through the method's channel, and the server sees a *Total*. `homebody.fit` is the loop.
+an *Update*; it leaves through the method's channel, and the server sees a *Total*. `homebody.training` is the loop.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Progress:
     """Filled only in a checkpoint; otherwise the runtime holds the clients' states."""
     best: Best | None = None
     digest: str = ""
-    """Of everything that shapes the releases; see `homebody.fit.fit`. Empty if none was given."""
+    """Of everything that shapes the releases; see `homebody.training.fit`. Empty if none was given."""
 
 
 class Checkpoints(Protocol):

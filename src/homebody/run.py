@@ -20,7 +20,6 @@ from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError, several
 from homebody.evaluation import describe, measure, sliced
-from homebody.fit import Fitted, diverged, fit, origin, phase_rng
 from homebody.methods import code_of, find, trust
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
 from homebody.privacy.budget import calibrated
@@ -34,6 +33,7 @@ from homebody.report.record import Parameters, Result
 from homebody.settings import check_counts
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
+from homebody.training import Fitted, diverged, fit, origin, phase_rng
 from homebody.view_vectors import make_views
 
 __all__ = [

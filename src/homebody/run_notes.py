@@ -26,7 +26,6 @@ from homebody.data.splits import Split
 from homebody.data.views import outside
 from homebody.data.vocabularies import Counted, Declaration, Found, found_in
 from homebody.errors import HomebodyError, several
-from homebody.fit import Fitted
 from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, PureRelease
 from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
@@ -34,6 +33,7 @@ from homebody.reference import Reference
 from homebody.report.record import Parameters, Result
 from homebody.report.statement import VOCABULARY
 from homebody.rng import Rng
+from homebody.training import Fitted
 
 __all__ = [
     "PACKAGE",

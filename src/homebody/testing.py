@@ -31,7 +31,6 @@ from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
 from homebody.evaluation import measure
 from homebody.federation.wire import encode_tree
-from homebody.fit import fit
 from homebody.methods.kernels import adapt_many, indexed, train_many
 from homebody.methods.serving import check as serving_check
 from homebody.methods.serving import part_of_catalogue, renumbered, serving_of
@@ -39,6 +38,7 @@ from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import params
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 __all__ = [
     "CATALOGUE",

@@ -21,9 +21,9 @@ from homebody.data.partitions import everything
 from homebody.data.population import Population, UserItems
 from homebody.data.views import SEEN, MadeView, Way, move_elsewhere, parse_views, with_vectors
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 __all__ = ["make_views"]
 

@@ -453,9 +453,9 @@ def test_what_a_method_file_states_of_itself_is_never_certified(noisy: bool) -> 
 
 
 def test_a_method_that_says_that_it_sends_nothing_cannot_send() -> None:
-    from homebody.fit import fit
     from homebody.simulation import Simulator
     from homebody.testing import population
+    from homebody.training import fit
 
     claimed = releases(Silent(), Cohort(np.arange(9), "all", 9, 9))
     assert all(isinstance(one.event, NonPrivate) for one in claimed)

@@ -30,9 +30,9 @@ from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
 from homebody.federation.server.runtime import Flower
 from homebody.federation.task import telemetry
-from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
+from homebody.training import fit
 
 ITEMS = 12
 NEVER = 1 << 60

@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 from tests.attacks.conftest import Campaign
 
-import homebody.fit
+import homebody.training
 from homebody.audit.canaries import Finding, plant
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update, Users
 from homebody.methods.baselines import PrivatePopularity
@@ -178,7 +178,7 @@ def test_a_draw_that_takes_everyone_is_found(simulator: Simulator, monkeypatch: 
 
     method = FedMF(factors=4, uplink=Channel(Clip(1.0), Gaussian(z=2)))
     assert not contradicted(audited(method, simulator, cohort=150))
-    monkeypatch.setattr(homebody.fit, "choose", everyone)
+    monkeypatch.setattr(homebody.training, "choose", everyone)
     assert "clients" in contradicted(audited(method, simulator, cohort=150))
 
 

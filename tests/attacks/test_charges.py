@@ -14,7 +14,6 @@ from homebody.core import Batch, Cohort, Tree, Update, releases
 from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods import trust
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fedmf import FedMF
@@ -25,6 +24,7 @@ from homebody.report import RunFolder
 from homebody.report.statement import statement
 from homebody.run import execute
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 DATA = "synthetic:users=30,items=40,mean=8"
 COHORT = Cohort(np.arange(4), "all", 4, 4, 12)

@@ -15,7 +15,6 @@ from homebody.audit import canaries as module
 from homebody.audit.canaries import Finding, _evidence, _Nest, _Watched, plant
 from homebody.core import Cohort, Tree
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import (
@@ -32,6 +31,7 @@ from homebody.privacy import (
 )
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 DELTA = 1e-5
 

@@ -12,12 +12,12 @@ from homebody.audit.interactions import RULES, Reading, area, read_interactions
 from homebody.audit.rates import mean_interval
 from homebody.core import Method
 from homebody.errors import HomebodyError
-from homebody.fit import Fitted, fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
 from homebody.simulation import Simulator
+from homebody.training import Fitted, fit
 
 
 def reading(method: Method, simulator: Simulator, users: int = 40, **how: int) -> Reading:

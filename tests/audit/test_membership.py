@@ -22,7 +22,6 @@ from homebody.data.partitions import split
 from homebody.data.population import Features, Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
@@ -30,6 +29,7 @@ from homebody.methods.privrec import PrivRec
 from homebody.privacy import Channel, Clip, Gaussian
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 SMALL = PrivRec(factors=4, hidden="8", epochs=3, learning_rate=0.5)
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from homebody.audit.views import Guess, _Attack, most_right, read_view
 from homebody.core import Tree
 from homebody.errors import HomebodyError
-from homebody.fit import Fitted, fit
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.privacy import Channel, Views, grid, views
@@ -21,6 +20,7 @@ from homebody.privacy.stages import clip_factor
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import described, population
+from homebody.training import Fitted, fit
 
 
 def trained(*, semi: bool = False, stages: tuple[Any, ...] = (Views(0.5),), names: str = "profile,taste") -> Fitted:

@@ -20,7 +20,6 @@ from homebody.data.partitions import split
 from homebody.data.population import Features, Impressions, Population, UserItems
 from homebody.data.views import MadeView, attach_views, move_elsewhere, outside, parse_views
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
@@ -28,6 +27,7 @@ from homebody.report.statement import statement
 from homebody.run import execute, population_of, prepare, reopen
 from homebody.run_notes import environment
 from homebody.simulation import Simulator
+from homebody.training import fit
 from homebody.view_vectors import WAYS, make_views
 
 SYNTHETIC = "synthetic:users=80,items=60,mean=12"

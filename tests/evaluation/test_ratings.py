@@ -17,12 +17,12 @@ from homebody.data.partitions import split
 from homebody.data.population import Features
 from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise
-from homebody.fit import fit
 from homebody.methods.fedmf import FedMF
 from homebody.progress import better
 from homebody.recipe import Recipe
 from homebody.run import execute
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 # Three people with four items each; the last two of each are held out, the first of those for validation.
 ITEMS = np.array([0, 1, 2, 3, 1, 2, 3, 4, 4, 3, 2, 1], dtype=np.int32)

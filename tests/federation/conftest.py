@@ -249,7 +249,7 @@ class Town:
 
     def fit(self, runtime: Any = None, **more: Any) -> Any:
         """Train as the trainer does."""
-        from homebody.fit import fit
+        from homebody.training import fit
 
         recipe = self.recipe
         asked = {
@@ -269,8 +269,8 @@ class Town:
         import numpy as np
 
         from homebody.data.partitions import everything, leave_one_out
-        from homebody.fit import fit
         from homebody.simulation import Simulator
+        from homebody.training import fit
 
         recipe, population = self.recipe, population or self.population
         if recipe.every(recipe.build()):

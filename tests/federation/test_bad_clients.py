@@ -16,10 +16,10 @@ from homebody.core import Cohort, Collected, Method, Rows, Tree, Users
 from homebody.data.partitions import everything
 from homebody.federation import wire
 from homebody.federation.server import letters as correspondence
-from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 PLAN = Recipe("fedmf", "devices", {"factors": 4}, rounds=3, seed=5, evaluate_every=0)
 SIZES = (3, 1, 3)

@@ -14,9 +14,9 @@ from homebody.data import Population
 from homebody.data.partitions import leave_one_out
 from homebody.federation.device.home import Home
 from homebody.federation.server.admin import opened
-from homebody.fit import fit
 from homebody.methods.pfedrec import PFedRec
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 SECTION = Section("devices.md", "Four devices on one machine")
 ROUNDS = 12

@@ -27,11 +27,11 @@ from homebody.federation.device.household import recommend
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.admin import backup, make, opened, person_code
 from homebody.federation.server.plan import ServerPlan
-from homebody.fit import fit
 from homebody.methods.privrec import PrivRec
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 FIELDS = {"factors": 3, "hidden": "4", "epochs": 2, "negatives": 2}
 METHOD = PrivRec(factors=3, hidden="4", epochs=2, negatives=2)

@@ -15,9 +15,9 @@ from homebody.data.partitions import everything, leave_one_out
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import recommend
 from homebody.federation.server.admin import opened
-from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 ROUNDS = 5
 

@@ -31,11 +31,11 @@ from homebody.federation.server.helper import HelperClient
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.runtime import Flower
 from homebody.federation.task import SumTask, Task
-from homebody.fit import fit
 from homebody.privacy import HelpedRelease
 from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 METHODS = {"fedmf": {"factors": 4}, "pfedrec": {"factors": 4}, "fedials": {"factors": 4}}
 URL = "http://127.0.0.1:9445"

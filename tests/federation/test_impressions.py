@@ -28,13 +28,13 @@ from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.runtime import Flower
-from homebody.fit import fit
 from homebody.privacy import Ledger
 from homebody.privacy.events import event_from_json
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.simulation.clients import Clients
+from homebody.training import fit
 
 ITEMS = 30
 FIELDS: dict[str, Any] = {"encoder": "id", "d": 4, "basis": 3, "latest": 6, "negatives": 2, "steps": 3, "dropout": 0.0}
@@ -202,7 +202,7 @@ def test_a_report_of_what_there_is_not_is_refused(
     town: Callable[..., Any], people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its device is blamed, and the others train: an item of no number would be read beside a table."""
-    monkeypatch.setattr("homebody.fit.ATTEMPTS", 1)
+    monkeypatch.setattr("homebody.training.ATTEMPTS", 1)
     population = shown_to(people())
     news, choice = torch.tensor([0, 1, ITEMS]), torch.tensor(3)
     for wrong in ({"news": news.to(torch.int32)}, {"choice": choice.to(torch.int32)}):

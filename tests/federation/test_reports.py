@@ -125,7 +125,7 @@ def runtime(one: Any, mixer: Mixer) -> Flower:
 
 
 def fit(one: Any, mixer: Mixer, **more: Any) -> Any:
-    from homebody.fit import fit as train
+    from homebody.training import fit as train
 
     recipe = one.recipe
     asked = {
@@ -299,7 +299,7 @@ def test_far_more_reports_than_people_can_send_are_not_believed(
     mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, more: int, believed: bool
 ) -> None:
     """Seven people of twelve reports: 84, and one person's more; three devices come with so many of the mixer's own."""
-    monkeypatch.setattr("homebody.fit.ATTEMPTS", 1)
+    monkeypatch.setattr("homebody.training.ATTEMPTS", 1)
     one, mixer, _ = mixed()
     real = Mixer.release
 
@@ -384,7 +384,7 @@ def changed(letter: bytes, **values: Any) -> bytes:
 def test_a_key_of_ones_own_is_refused_before_anything_is_charged(
     mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homebody.fit.ATTEMPTS", 1)
+    monkeypatch.setattr("homebody.training.ATTEMPTS", 1)
     one, mixer, sent = mixed()
     mixer.lies = {"key": "00" * 32}
     with pytest.raises(Abandoned, match="0 of 7 clients answered"):

@@ -35,7 +35,7 @@ METHODS = {
 @pytest.fixture(autouse=True)
 def cohorts_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real cohorts are drawn by the system; here they are those of the simulation that is compared with."""
-    monkeypatch.setattr("homebody.fit._draw", lambda runtime, rng, number: rng.fold("cohort", number))
+    monkeypatch.setattr("homebody.training._draw", lambda runtime, rng, number: rng.fold("cohort", number))
 
 
 @pytest.mark.parametrize("cohort", [None, 4])

@@ -22,10 +22,10 @@ from homebody.federation.secure_sum.messages import EXCHANGES
 from homebody.federation.secure_sum.together import add_up
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.task import Task
-from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 METHODS = {"fedmf": {"factors": 4}, "pfedrec": {"factors": 4}, "fedials": {"factors": 4}}
 RANGE = ["secure-sum:range=1000"]

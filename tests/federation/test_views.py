@@ -17,9 +17,9 @@ from homebody.federation.app.folder import AppFolder
 from homebody.federation.device.home import Home
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.admin import opened
-from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 ROUNDS = 5
 JOBS = ("cook", "vet", "spy")

@@ -32,9 +32,9 @@ from homebody.federation.server.admin import make, opened
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.service.certificates import make_device_key, read_public
 from homebody.federation.service.keys import make_report_key, read_report_pub
-from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 
 class Proxy:

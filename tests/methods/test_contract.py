@@ -17,7 +17,6 @@ from homebody.core import Method, Rows, Total, Tree
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.evaluation import measure
-from homebody.fit import fit
 from homebody.methods import METHODS, find
 from homebody.methods.baselines import Chance, Popularity, PrivatePopularity
 from homebody.methods.dp_fedrec import DPFedRec
@@ -48,6 +47,7 @@ from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import MethodContract, ReferenceContract, chance, described, impressed, population
+from homebody.training import fit
 
 
 class TestPFedRec(MethodContract):

@@ -19,7 +19,6 @@ from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.contrastive import VIEWS, Contrastive
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.privrec import PrivRec
@@ -31,6 +30,7 @@ from homebody.rng import Rng
 from homebody.run import execute, reopen, resume
 from homebody.simulation import Simulator
 from homebody.testing import CATALOGUE, MethodContract, client, population
+from homebody.training import fit
 
 SMALL: dict[str, Any] = {
     "factors": 4,

@@ -15,7 +15,6 @@ from homebody.audit.interactions import read_interactions
 from homebody.core import Catalogue, Cohort, Data, Total, releases
 from homebody.errors import HomebodyError
 from homebody.federation.wire import refuse_unfit
-from homebody.fit import fit
 from homebody.methods.dplcf import DPLCF, _near, near_in_torch
 from homebody.privacy import OBSERVERS, Channel, Clip, RandomisedResponse
 from homebody.recipe import Recipe
@@ -23,6 +22,7 @@ from homebody.rng import Rng
 from homebody.run import execute
 from homebody.simulation import Simulator
 from homebody.testing import population
+from homebody.training import fit
 
 SURE = Channel(RandomisedResponse(epsilon=36.0))
 FOUR = Catalogue(n_items=4)

@@ -19,7 +19,6 @@ from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import Diverged, HomebodyError
-from homebody.fit import choose, fit
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
@@ -34,6 +33,7 @@ from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import Watcher, execute, resume
 from homebody.simulation import Simulator
+from homebody.training import choose, fit
 
 FAST = {"factors": 6, "batch_size": 20, "epochs": 2, "item_rate": 3.0}
 

@@ -11,12 +11,12 @@ from homebody.data.population import Population
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
 from homebody.evaluation import measure
-from homebody.fit import fit
 from homebody.methods.baselines import Popularity
 from homebody.methods.fcf import FCF
 from homebody.privacy import Channel, Clip
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 ALPHA, LAMBDA = 3.0, 0.7
 TAKEN = torch.tensor([[1, 1, 0, 0, 0], [0, 1, 0, 0, 1], [0, 0, 0, 1, 0]])

@@ -13,12 +13,12 @@ from homebody.core import Catalogue, Column, Data, Rows, Total, Tree
 from homebody.data import load
 from homebody.data.partitions import split
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fcf import FCF
 from homebody.methods.fed_mvmf import FedMVMF
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 from homebody.view_vectors import make_views
 
 ALPHA, VIEWS, ITEMS, LAMBDA = 3.0, 0.6, 1.7, 0.7

@@ -11,11 +11,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 from homebody.core import Batch, Catalogue, Data, Rows, Total, Tree
 from homebody.data.partitions import split
 from homebody.data.synthetic import Synthetic, synthetic
-from homebody.fit import fit
 from homebody.methods.fedgnn import FedGNN
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import chance
+from homebody.training import fit
 
 METHOD = FedGNN(factors=3, learning_rate=0.4, item_rate=0.5, steps=3, negatives=2)
 ITEMS = 9

@@ -7,13 +7,13 @@ import torch
 from homebody.core import Catalogue, Cohort, Data
 from homebody.data.partitions import leave_one_out
 from homebody.data.population import Population
-from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.ials import IALS
 from homebody.reference import Histories
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import population
+from homebody.training import fit
 
 ALPHA, LAMBDA = 3.0, 0.7
 BOTH = Cohort(np.array([0, 1]), "all", size=2, population=2)

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 
 from homebody.core import Batch, Catalogue, Column, Rows, Total, Tree
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.methods.kernels import train_many
 from homebody.models.towers import item_rows
@@ -20,6 +19,7 @@ from homebody.privacy import Channel, Views
 from homebody.rng import Rng
 from homebody.simulation import Simulator, states
 from homebody.testing import CATALOGUE, client, described
+from homebody.training import fit
 
 METHOD = FLMVDSSM(widths="6,5,3", negatives=3, batch_size=4, gamma=7.0)
 

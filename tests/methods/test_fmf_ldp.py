@@ -14,13 +14,13 @@ from homebody.data.partitions import everything, leave_one_out
 from homebody.data.population import Population
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.evaluation import measure
-from homebody.fit import fit
 from homebody.methods.baselines import Popularity
 from homebody.methods.fmf_ldp import DELTA, FMFLDP, RELIABLE
 from homebody.methods.kernels import train_many
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 ALPHA, LAMBDA = 3.0, 0.01
 V = np.array([[0.9, 0.1], [0.5, -0.8], [-0.3, 0.7], [0.2, 0.4], [-0.6, 0.5]])

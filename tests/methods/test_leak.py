@@ -9,9 +9,9 @@ import pytest
 from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.synthetic import Synthetic, synthetic
-from homebody.fit import fit
 from homebody.methods.pfedrec import Alone, PFedRec
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 
 def test_without_federation_the_published_protocol_finds_every_held_out_item() -> None:

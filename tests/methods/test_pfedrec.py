@@ -14,10 +14,10 @@ from homebody.data.partitions import leave_one_out
 from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
-from homebody.fit import choose, fit
 from homebody.methods.pfedrec import PFedRec
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import choose, fit
 
 Vector = list[float]
 TABLE: list[Vector] = [[1.0, 0.0], [0.5, -1.0], [-0.3, 0.7], [0.2, 0.4], [-1.0, 1.0]]

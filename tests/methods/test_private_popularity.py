@@ -9,12 +9,12 @@ import torch
 from torch.testing import assert_close
 
 from homebody.core import Catalogue, Data, Total
-from homebody.fit import fit
 from homebody.methods.baselines import PrivatePopularity
 from homebody.privacy import Channel, OneBit, Shuffle, ShuffledReports, event_from_json
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import population
+from homebody.training import fit
 
 FOUR = Catalogue(n_items=4)
 

@@ -19,7 +19,6 @@ from torch.func import vmap
 
 from homebody.core import Batch, Catalogue, Cohort, Data, Shown, Total, Tree
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fedrec import FedRec
 from homebody.methods.privaterec import PrivateRec, centres
 from homebody.models.adam import adam_start, adam_step
@@ -29,6 +28,7 @@ from homebody.rng import DeviceRng, Rng
 from homebody.simulation import Simulator
 from homebody.testing import impressed
 from homebody.text_vectors import news_inputs
+from homebody.training import fit
 
 
 @pytest.fixture(autouse=True)

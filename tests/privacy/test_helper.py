@@ -17,7 +17,6 @@ from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import (
     Budget,
@@ -46,6 +45,7 @@ from homebody.report.statement import statement
 from homebody.rng import Rng, SystemRng
 from homebody.run import execute
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 SOME = Cohort(np.arange(30), "fixed", 30, 4800)
 ALL = Cohort(np.arange(100), "all", 100, 100)

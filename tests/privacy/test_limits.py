@@ -16,7 +16,6 @@ from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import Fitted, fit
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Budget, Channel, Clip, Gaussian, Laplace, Ledger, OneBit, SecureSum
 from homebody.privacy.accountant import within
@@ -26,6 +25,7 @@ from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import Watcher, execute, resume
 from homebody.simulation import Simulator
+from homebody.training import Fitted, fit
 
 PEOPLE = "synthetic:users=40,items=60,mean=12"
 BUDGET = "eps=4,delta=1e-5,unit=user,observer=public"

@@ -16,13 +16,13 @@ from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, Ledger, OneBit, SecureSum
 from homebody.privacy.stages import Stage
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 NOISY = {
     "clipped": Channel(Clip(0.5, order=1), Laplace(0.2)),

@@ -13,7 +13,6 @@ from homebody.data import Population, load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
@@ -33,6 +32,7 @@ from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.privacy.stages import Stage
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 SOME = Cohort(np.arange(30), "fixed", size=30, population=480)
 REST: dict[str, tuple[Stage, ...]] = {

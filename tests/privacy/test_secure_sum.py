@@ -24,7 +24,6 @@ from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.federation.wire import refuse_unfit
-from homebody.fit import fit
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import (
     Budget,
@@ -55,6 +54,7 @@ from homebody.privacy.skellam import UNIT, skellam, table
 from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.rng import Rng, SystemRng
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 SOME = Cohort(np.arange(30), "fixed", 30, 4800)
 ALL = Cohort(np.arange(100), "all", 100, 100)

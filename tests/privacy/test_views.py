@@ -12,13 +12,13 @@ from scipy import stats
 
 from homebody.core import Cohort, Rows, Tree
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.privacy import Budget, Channel, Clip, Gaussian, GaussianRelease, Ledger, SecureSum, ViewNoise, Views
 from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import described
+from homebody.training import fit
 
 DRAWN = Cohort(np.arange(30), "fixed", size=30, population=300)
 

@@ -10,7 +10,6 @@ import torch
 
 from homebody.errors import HomebodyError
 from homebody.federation.wire import Malformed, decode_letter, encode_letter
-from homebody.fit import Fitted, fit
 from homebody.methods import build
 from homebody.privacy.queries import Query
 from homebody.rng import Rng
@@ -18,6 +17,7 @@ from homebody.serving.model import AtHome, Head, Served, interest_of, rank
 from homebody.serving.rows import Part, join
 from homebody.simulation import Simulator
 from homebody.testing import described, impressed
+from homebody.training import Fitted, fit
 
 FIELDS = {
     "fedials": {"factors": 6},

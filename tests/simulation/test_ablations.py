@@ -15,7 +15,6 @@ from homebody.data import Population, load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.evaluation import measure
-from homebody.fit import Fitted, fit
 from homebody.methods import find
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel
@@ -23,6 +22,7 @@ from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.simulation import states as stores
 from homebody.simulation.ablations import Borrowing, item_tables
+from homebody.training import Fitted, fit
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Upd
 from homebody.data.partitions import split
 from homebody.data.population import Features, Population
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods import trust
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
 from homebody.simulation import Simulator
+from homebody.training import fit
 
 ITEMS = 40
 

@@ -14,7 +14,6 @@ from homebody.data.partitions import split
 from homebody.data.population import Impressions
 from homebody.data.splits import Split
 from homebody.evaluation import Block, questions, summarise
-from homebody.fit import Fitted, fit
 from homebody.methods.baselines import Popularity
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
@@ -22,6 +21,7 @@ from homebody.methods.ials import IALS
 from homebody.methods.pfedrec import PFedRec
 from homebody.rng import Rng
 from homebody.simulation import Simulator, clients
+from homebody.training import Fitted, fit
 
 SMALL = {
     "fedmf": FedMF(factors=4, item_rate=1.0),

@@ -12,7 +12,6 @@ from homebody.core import Data, Method, Tree
 from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
-from homebody.fit import Fitted, choose, fit
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import (
@@ -28,6 +27,7 @@ from homebody.privacy import (
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import Fitted, choose, fit
 
 SEED, COHORT, ROUNDS, ITEMS = 3, 8, 6, 60
 TRAIN = Rng.of(SEED, "train")

@@ -14,7 +14,6 @@ from homebody.data import Population, load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
@@ -22,6 +21,7 @@ from homebody.privacy import Channel, Stage
 from homebody.rng import Rng
 from homebody.simulation import Simulator, clients, simulator
 from homebody.simulation import states as stores
+from homebody.training import fit
 
 SMALL = {
     "fedmf": FedMF(factors=4, item_rate=1.0),

@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 
 from homebody.errors import HomebodyError
-from homebody.fit import fit
 from homebody.methods.privrec import PrivRec
 from homebody.recipe import Recipe
 from homebody.report.terminal import print_reproduction
@@ -24,6 +23,7 @@ from homebody.simulation.ablations import Unadapted
 from homebody.studies import cells, probes, reproduce, run_cells
 from homebody.studies.papers import read_paper
 from homebody.studies.plan import plan
+from homebody.training import fit
 
 Write = Callable[..., Path]
 DATA = "synthetic:users=160,items=60,mean=12"

@@ -22,7 +22,6 @@ from homebody.core import Batch, Catalogue, Data, Evaluated, Method, Rows, Tree,
 from homebody.data import Population, load
 from homebody.data.partitions import leave_one_out
 from homebody.errors import HomebodyError
-from homebody.fit import Fitted, fit
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Ledger
 from homebody.recipe import Recipe
@@ -33,6 +32,7 @@ from homebody.simulation.ablations import item_tables
 from homebody.studies import cells, probes, reproduce, run_cells
 from homebody.studies.papers import read_paper
 from homebody.studies.reproduce import plan
+from homebody.training import Fitted, fit
 
 DATA = "synthetic:users=40,items=60,mean=12"
 PFEDREC = Recipe("pfedrec", DATA, fields={"factors": 4, "item_rate": 1.0}, rounds=3)

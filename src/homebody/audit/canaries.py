@@ -40,7 +40,6 @@ from homebody.audit.impressions import report_stage
 from homebody.audit.report_canaries import WatchedReports, WithCanaries
 from homebody.core import Cohort, Collected, Method, Total, Tree, Update, releases
 from homebody.errors import HomebodyError
-from homebody.fit import choose, fit
 from homebody.privacy import OBSERVERS, Channel, GaussianRelease, Ledger, NonPrivate, Relation
 from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
@@ -48,6 +47,7 @@ from homebody.privacy.stages import summable
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import choose, fit
 
 __all__ = ["Finding", "Visible", "draw_releases", "plant"]
 

@@ -24,10 +24,10 @@ from torch import Tensor
 from homebody.audit.rates import mean_interval
 from homebody.core import Method, Rows, Total, Tree, Update, Users
 from homebody.errors import HomebodyError
-from homebody.fit import choose
 from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.training import choose
 
 __all__ = ["ROUNDS", "RULES", "Always", "Reading", "area", "read_interactions", "read_requests"]
 

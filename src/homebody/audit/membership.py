@@ -28,10 +28,10 @@ from homebody.audit.shadows import NEGATIVES, Lab, Outsider, Released, ShadowMod
 from homebody.core import Method, Users, releases
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import choose
 from homebody.privacy import NonPrivate
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng
+from homebody.training import choose
 
 __all__ = ["RATES", "SHADOWS", "Released", "attack", "leaves_some_out", "likelihood_ratio"]
 

@@ -17,11 +17,11 @@ from homebody import ops
 from homebody.core import Catalogue, Method, Tree, Users
 from homebody.data.splits import Split
 from homebody.errors import several
-from homebody.fit import choose, fit
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.simulation.states import LocalStore
+from homebody.training import choose, fit
 
 __all__ = ["Lab", "Outsider", "Released", "ShadowModel", "by_features", "trained_for", "whole_histories"]
 

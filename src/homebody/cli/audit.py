@@ -18,9 +18,9 @@ from homebody.errors import HomebodyError, refuse_unknown, several
 
 if TYPE_CHECKING:
     from homebody.audit.canaries import Finding, Visible
-    from homebody.fit import Fitted
     from homebody.recipe import Recipe
     from homebody.simulation import Simulator
+    from homebody.training import Fitted
 
 __all__ = ["audit"]
 

@@ -24,7 +24,6 @@ from homebody.data.population import Population
 from homebody.errors import HomebodyError, several
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
-from homebody.fit import Fitted
 from homebody.methods import METHODS, build
 from homebody.methods.fedrec import FedRec
 from homebody.methods.kernels import adapt_many, indexed
@@ -35,6 +34,7 @@ from homebody.rng import Rng
 from homebody.serving import interests
 from homebody.serving.rows import SCALE, Part
 from homebody.simulation import Simulator
+from homebody.training import Fitted
 
 __all__ = ["AtHome", "Head", "Ranked", "Served", "acting", "interest_of", "item_ids", "rank"]
 

@@ -28,7 +28,6 @@ from torch import Tensor
 from homebody.core import Catalogue, Recommender, Rows, Users
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, refuse_unknown
-from homebody.fit import Fitted
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.recipe import Recipe
 from homebody.reference import federated
@@ -38,6 +37,7 @@ from homebody.run import reopen
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import ITEM, Borrowing, Unadapted, item_tables
 from homebody.studies.serving import refuse_serving, serving
+from homebody.training import Fitted
 
 __all__ = ["CHEAP", "TABLES", "ProbedRun", "file_of", "lacks", "probe_of", "probed", "refuse", "take"]
 

@@ -15,11 +15,11 @@ from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
 from homebody.federation.envelopes import epoch_keys, seal_reports, unseal_reports
 from homebody.federation.proxy.rehearsal import rehearse_reports
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.fit import fit
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.simulation import Simulator
 from homebody.testing import population
+from homebody.training import fit
 
 PEOPLE, K = 150, 40
 TOO_MUCH = 0.02

@@ -26,10 +26,10 @@ from homebody.federation.device.people import Person
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.task import acting
 from homebody.federation.views import views_of
-from homebody.fit import carry
 from homebody.privacy import Channel
 from homebody.rng import DeviceRng, Rng, SystemRng
 from homebody.simulation.clients import Clients
+from homebody.training import carry
 
 if TYPE_CHECKING:
     from homebody.federation.device.apps import Apps

@@ -7,10 +7,10 @@ from pathlib import Path
 from homebody.errors import HomebodyError
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.plan import opened
-from homebody.fit import carry
 from homebody.privacy.queries import Query
 from homebody.rng import Rng
 from homebody.serving.model import Served, acting
+from homebody.training import carry
 
 __all__ = ["served_model"]
 

@@ -29,11 +29,11 @@ from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
 from homebody.federation.server.runtime import Flower
 from homebody.federation.service.logs import follow_parent, log
-from homebody.fit import Fitted, fit
 from homebody.progress import Round
 from homebody.report.record import Result, jsonable
 from homebody.report.words import measured
 from homebody.run_notes import result_of
+from homebody.training import Fitted, fit
 
 __all__ = ["AGAIN", "LATER", "main", "train"]
 

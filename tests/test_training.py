@@ -31,13 +31,13 @@ from homebody.core import (
 )
 from homebody.core import releases as round_charges
 from homebody.errors import Abandoned, HomebodyError
-from homebody.fit import carry, choose, fit
 from homebody.privacy import Budget, Channel, Charge, Clip, Laplace, Ledger
 from homebody.progress import Progress, Round
 from homebody.rng import Rng
 from homebody.stopwatch import Lap
+from homebody.training import carry, choose, fit
 
-fit_module = importlib.import_module("homebody.fit")
+training = importlib.import_module("homebody.training")
 
 CLIENTS = 12
 
@@ -613,7 +613,7 @@ def test_tables_grow_between_rounds_and_new_rows_are_as_new() -> None:
     assert checkpoints.kept.server["seen"].tolist() == [3, 3, 3, 3, 3, 2, 2, 1, 1]
 
 
-@pytest.mark.parametrize("function", [fit_module.fit, fit_module._phase, fit_module._round])
+@pytest.mark.parametrize("function", [training.fit, training._phase, training._round])
 def test_the_loop_fits_on_a_screen(function: Any) -> None:
     assert len(inspect.getsource(function).splitlines()) <= 40
 
@@ -621,7 +621,7 @@ def test_the_loop_fits_on_a_screen(function: Any) -> None:
 def test_a_round_counts_compilation_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second of training, of which 0.75 are compilation; then a second to evaluate, of which 0.25 are."""
     laps = [Lap(0.25, 0.75), Lap(0.75, 0.25)]
-    monkeypatch.setattr(fit_module, "Stopwatch", lambda: SimpleNamespace(lap=lambda: laps.pop(0)))
+    monkeypatch.setattr(training, "Stopwatch", lambda: SimpleNamespace(lap=lambda: laps.pop(0)))
     lines: list[Round] = []
     fit(Toy(), Clients(), rounds=1, on_round=lines.append)
     assert [(line.seconds, line.evaluation_seconds, line.compile_seconds) for line in lines] == [(0.25, 0.75, 1.0)]
