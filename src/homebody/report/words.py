@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from homebody.audit.rates import Allowed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = [
     "ATTACKS",
+    "NOT_COVERED",
     "OF_RUNS",
     "QUANTITIES",
     "VIEW_ATTACK",
+    "EpsilonMeaning",
     "behind_proxy",
     "duration",
     "epsilon",
+    "epsilon_meaning",
     "figure",
     "kilobytes",
     "measured",
@@ -72,6 +77,76 @@ VIEW_ATTACK = {
     "view/error": "relative error of the gradient",
 }
 """What an attack of one view on another finds, and what it is called."""
+
+
+FALSE_POSITIVES = 0.01
+"""The rate of false positives at which the best possible attack is stated."""
+NOT_COVERED = (
+    "Each ε is against one observer alone. Observers that pool what they see learn more, unless the bound names them.",
+    "ε bounds how far the odds move, not where they end: an observer that knows a lot about somebody stays sure of it.",
+    "ε is about one person's own data. What those of friends, a household or similar people say is not covered.",
+    "δ is a slack: with a probability of δ everything about somebody may be told. Keep it far below 1 / people.",
+    "Only what the ledger charges is counted: not times of messages, not network addresses, not what is known already.",
+)
+"""What no ε covers, a sentence each; a statement's own list says what this run leaves out beside that."""
+
+
+class EpsilonMeaning(NamedTuple):
+    """What an ε means for the person it is about: numbers, and the same in words."""
+
+    odds: float
+    """The factor by which an observer's odds about the person may move at most: e^ε, up to δ."""
+    found: float
+    """The largest share of true positives that any attack reaches at 1 % false positives."""
+    short: str
+    """For a cell of a table."""
+    sentence: str
+    """For a terminal or a page."""
+
+
+def epsilon_meaning(value: float | str, delta: float = 0.0, about: str = "one person") -> EpsilonMeaning:
+    """What (ε, δ) means: how far an observer's odds move, and what that allows an attacker at best.
+
+    An attacker decides whether what it sees comes from the person's data or from other data in their place. At a false
+    positive rate f the true positive rate is at most min(e^ε · f + δ, 1 − e^−ε (1 − δ − f)). No attack does better,
+    whatever it knows.
+
+    >>> epsilon_meaning(1.0, 1e-5).short
+    'odds × 2.72, finds 2.72 %'
+    >>> epsilon_meaning(0.5).sentence.partition(";")[0]
+    "ε = 0.5: an observer's odds about one person move by a factor of at most 1.65"
+    >>> epsilon_meaning("inf").short, epsilon_meaning(0.0).short
+    ('no bound', 'learns nothing')
+    >>> round(epsilon_meaning(7.96, 1e-5).found, 4)
+    0.9997
+    """
+    number, found = float(value), Allowed(float(value), delta).rate(FALSE_POSITIVES)
+    odds = math.exp(number) if number <= 700 else math.inf
+    if math.isinf(number):
+        no_bound = f"ε = ∞: nothing bounds what an observer learns about {about}; an attack may find everybody."
+        return EpsilonMeaning(math.inf, 1.0, "no bound", no_bound)
+    if number == 0 and delta == 0:
+        nothing = f"ε = 0: nothing that an observer sees depends on {about}."
+        return EpsilonMeaning(1.0, found, "learns nothing", nothing)
+    slack = f", up to δ = {delta:g}" if delta else ""
+    share = "all" if found > 0.99995 else f"{100 * found:.2f} %"
+    most = "an attack may find nearly all" if share == "all" else f"no attack finds more than {share}"
+    sentence = (
+        f"ε = {epsilon(number)}: an observer's odds about {about} move by a factor of at most {_factor(number)}{slack};"
+        f" at 1 % false positives {most} of those it is after."
+    )
+    if found > 0.5:
+        sentence += " This bound alone rules out little; `homebody audit` measures what known attacks find."
+    return EpsilonMeaning(odds, found, f"odds × {_factor(number)}, finds {share}", sentence)
+
+
+def _factor(number: float) -> str:
+    """e^ε; a large one is rounded up to a power of ten.
+
+    >>> _factor(0.5), _factor(7.96), _factor(56.9), _factor(5000.0)
+    ('1.65', '2,864', '10^25', '10^2,172')
+    """
+    return f"10^{math.ceil(number / math.log(10)):,}" if number > 13.8 else epsilon(math.exp(number))
 
 
 def say(console: Console, *lines: str) -> None:
