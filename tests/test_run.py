@@ -338,6 +338,7 @@ def test_a_finished_run_recommends_as_it_did_when_it_ended(tmp_path: Path) -> No
     fitted, population = reopen(the_run(tmp_path))
     direct = fit(FEDMF.build(), Simulator(leave_one_out(load(DATA))), rounds=5, cohort=12)
     assert fitted.metrics == direct.metrics
+    assert fitted.training == direct.training
     for user in range(population.n_users):  # those who never took part too
         assert fitted.recommend(user) == direct.recommend(user)
     fitted.ledger.close()

@@ -33,7 +33,7 @@ from homebody.report.record import Parameters, Result
 from homebody.settings import check_counts
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
-from homebody.training import Fitted, diverged, fit, origin, phase_rng
+from homebody.training import Fitted, Training, diverged, fit, origin, phase_rng
 from homebody.view_vectors import make_views
 
 __all__ = [
@@ -169,8 +169,15 @@ def reopen(path: Path, *, trust_code: bool = False) -> tuple[Fitted, Population]
     best = progress.best or Best(progress.step, Evaluated({}), progress.shared, progress.clients)
     runtime.load_state(best.clients)
     shared = {name: value.to(runtime.device) for name, value in best.shared.items()}
-    fitted = Fitted(acting, runtime, shared, best.evaluated, best.step, Ledger(folder.ledger_path), recipe.stated_at)
+    ledger, training = Ledger(folder.ledger_path), _training(recipe, method, split)
+    fitted = Fitted(acting, runtime, shared, best.evaluated, best.step, ledger, training, recipe.stated_at)
     return fitted, split.population
+
+
+def _training(recipe: Recipe, method: Method, split: Split) -> Training:
+    """How a recipe trains this method."""
+    cohort = cohort_of(recipe, method, split)
+    return Training(method, _rounds(recipe, method), cohort, recipe.seed, recipe.allowed())
 
 
 def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:

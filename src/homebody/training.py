@@ -32,10 +32,22 @@ from homebody.progress import Best, Checkpoints, Progress, Round, better
 from homebody.rng import Rng, SystemRng
 from homebody.stopwatch import Lap, Stopwatch
 
-__all__ = ["Fitted", "carry", "choose", "diverged", "fit", "origin", "phase_rng"]
+__all__ = ["Fitted", "Training", "carry", "choose", "diverged", "fit", "origin", "phase_rng"]
 
 ATTEMPTS = 5
 """How often a round is tried before training is given up. Each attempt is charged."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What `fit` was asked for: enough to train again in the same way, as an audit does."""
+
+    method: Method
+    rounds: int
+    """Of each phase that does not say its own."""
+    cohort: int | None
+    seed: int
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class Fitted:
     chosen: int
     """The best round on validation, counted over all phases."""
     ledger: Ledger
+    training: Training
     delta: float = DELTA
     """The δ that ε is stated at."""
     stopped: str | None = None
@@ -309,7 +322,8 @@ class _Loop:
         else:
             runtime.load_state(best.clients)
             evaluated, step, shared = best.evaluated, best.step, _on(runtime, best.shared)
-        return Fitted(acting, runtime, shared, evaluated, step, self.ledger, self.delta, stopped)
+        asked = Training(self.method, self.rounds, self.cohort, self.seed, self.budget)
+        return Fitted(acting, runtime, shared, evaluated, step, self.ledger, asked, self.delta, stopped)
 
 
 def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:

@@ -442,3 +442,14 @@ def test_few_clients_work_on_one_thread(few: bool, monkeypatch: pytest.MonkeyPat
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@FEDERATED
+def test_a_copy_holds_the_same_and_changes_nothing(name: str) -> None:
+    split = leave_one_out(load("synthetic:users=60,items=40,mean=8"))
+    fitted = fit(SMALL[name], Simulator(split), rounds=3, cohort=20)
+    before = [fitted.recommend(user) for user in range(split.n_users)]
+    other = fitted.runtime.copy(fitted.method)
+    assert [other.recommend(fitted.method, fitted.shared, user, 10) for user in range(split.n_users)] == before
+    fit(replace(SMALL[name], item_rate=0.5) if name != "fedials" else SMALL[name], other, rounds=2, seed=1)
+    assert [fitted.recommend(user) for user in range(split.n_users)] == before

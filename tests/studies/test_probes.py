@@ -32,7 +32,7 @@ from homebody.simulation.ablations import item_tables
 from homebody.studies import cells, probes, reproduce, run_cells
 from homebody.studies.papers import read_paper
 from homebody.studies.reproduce import plan
-from homebody.training import Fitted, fit
+from homebody.training import Fitted, Training, fit
 
 DATA = "synthetic:users=40,items=60,mean=12"
 PFEDREC = Recipe("pfedrec", DATA, fields={"factors": 4, "item_rate": 1.0}, rounds=3)
@@ -117,7 +117,7 @@ def held(method: Method) -> Fitted:
     runtime = Simulator(leave_one_out(Population("toy", np.array([0, 5]), items, n_items=7), how="latest"))
     runtime.begin(method, Rng.of(0))
     shared = method.init_shared(runtime.catalogue, Rng.of(0))
-    return Fitted(method, runtime, shared, Evaluated({}), 0, Ledger())
+    return Fitted(method, runtime, shared, Evaluated({}), 0, Ledger(), Training(method, 1, None, 0))
 
 
 def read(folder: Path, probe: str) -> dict[str, Any]:

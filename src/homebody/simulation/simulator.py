@@ -116,6 +116,13 @@ class Simulator(Clients):
                 _, step, key = name.split("/", 2)
                 self._bases.setdefault(int(step), {})[key] = value.to(self.device)
 
+    def copy(self, method: Method) -> Simulator:
+        """The same clients once more, with what they hold for this method: nothing that the copy does changes these."""
+        other = Simulator(self.split, device=str(self.device), fused=self.fused)
+        other.begin(method, self._rng)
+        other.load_state(self.state())
+        return other
+
 
 def _vectors(channel: Channel, messages: Tree, people: int, rng: Rng) -> list[Numbers]:
     """What each of these clients gives to a secure sum, as a party of its own: its message in whole numbers."""
