@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     # The same names, for type checkers.
+    from homebody import audit as audit
     from homebody.core import Method as Method
     from homebody.core import Rows as Rows
     from homebody.data import Population as Population
@@ -102,11 +103,20 @@ _NAMES = {
 """Which names each module gives to the package."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [*_HOMES, "__version__"]
+_ROOMS = ("audit",)
+"""The modules that are names of the package themselves."""
+
+__all__ = [*_HOMES, *_ROOMS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Names are imported when they are first used: torch is slow to load, and `--help` does not need it."""
+    if name in _ROOMS:
+        return importlib.import_module(f"homebody.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'homebody' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -17,7 +17,7 @@ from scipy import stats
 from tests.attacks.conftest import Campaign
 
 import homebody.training
-from homebody.audit.canaries import Finding, plant
+from homebody.adversary.canaries import Finding, plant
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update, Users
 from homebody.methods.baselines import PrivatePopularity
 from homebody.methods.dp_privrec import DPPrivRec

@@ -22,7 +22,7 @@ import ctypes, hashlib, io, json, os, resource, sys, traceback, warnings
 from pathlib import Path
 
 import polars, torch  # noqa
-import homebody.audit.canaries, homebody.audit.interactions, homebody.cli
+import homebody.adversary.canaries, homebody.adversary.interactions, homebody.cli
 import homebody.federation.device.home, homebody.federation.proxy.admin
 import homebody.federation.server.admin, homebody.studies.reproduce, homebody.studies.tune
 import homebody.report.statement_page

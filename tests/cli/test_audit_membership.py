@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.typed import typed
 
-from homebody.audit import shadows
+from homebody.adversary import shadows
 from homebody.recipe import Recipe
 from homebody.run import execute
 

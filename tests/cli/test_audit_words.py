@@ -118,7 +118,7 @@ def test_canaries_report_too(call: Call, runs: dict[str, Path]) -> None:
 
 def test_refusals(call: Call, runs: dict[str, Path]) -> None:
     assert "FedMF trains no encoder of news" in call("audit", runs["other"], "--attack", "words", code=2)
-    assert "--trials is for runs that send reports" in call(
+    assert "Trials and confidence are for models that send reports" in call(
         "audit", runs["fedrec"], "--attack", "words", "--trials", 500, code=2
     )
     assert "--canaries is not for --attack words" in call(

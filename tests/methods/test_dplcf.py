@@ -10,8 +10,8 @@ import torch
 from torch.func import vmap
 from torch.testing import assert_close
 
-from homebody.audit.inspection import inspect
-from homebody.audit.interactions import read_interactions
+from homebody.adversary.inspection import inspect
+from homebody.adversary.interactions import read_interactions
 from homebody.core import Catalogue, Cohort, Data, Total, releases
 from homebody.errors import HomebodyError
 from homebody.federation.wire import refuse_unfit

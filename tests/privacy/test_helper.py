@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from homebody.audit.canaries import draw_releases
-from homebody.audit.inspection import inspect
+from homebody.adversary.canaries import draw_releases
+from homebody.adversary.inspection import inspect
 from homebody.core import Cohort, Total
 from homebody.data import load
 from homebody.data.partitions import leave_one_out

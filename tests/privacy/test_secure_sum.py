@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch.func import vmap
 
-from homebody.audit.canaries import draw_releases
-from homebody.audit.inspection import inspect
+from homebody.adversary.canaries import draw_releases
+from homebody.adversary.inspection import inspect
 from homebody.core import Cohort, Rows, Total, Tree
 from homebody.data import load
 from homebody.data.partitions import leave_one_out

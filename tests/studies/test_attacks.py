@@ -217,7 +217,7 @@ def test_the_attack_gets_what_the_run_was(tmp_path: Path, monkeypatch: pytest.Mo
         asked.update(named, method=method, split=split)
         raise HomebodyError("That is enough.")
 
-    monkeypatch.setattr("homebody.audit.membership.attack", pretending)
+    monkeypatch.setattr("homebody.adversary.membership.attack", pretending)
     recipe = Recipe(
         "privrec",
         DATA,

@@ -13,7 +13,7 @@ from homebody.errors import several
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from homebody.audit.inspection import ClientReports, Inspection, Report, Request, ToldImpression
+    from homebody.adversary.inspection import ClientReports, Inspection, Report, Request, ToldImpression
 
 __all__ = ["inspect"]
 
@@ -36,7 +36,7 @@ def inspect(
 
     recipe = given.recipe(method, settings, seed=seed)
     federated(recipe.build(), method, "it collects whole histories, no device sends it any")
-    from homebody.audit.inspection import inspect as look
+    from homebody.adversary.inspection import inspect as look
     from homebody.run import cohort_of, prepare, simulator
 
     with watching(recipe.short_method, quiet=as_json) as watcher:

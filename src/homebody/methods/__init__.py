@@ -23,7 +23,7 @@ from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.reference import Reference
 from homebody.settings import params
 
-__all__ = ["METHODS", "MethodFile", "build", "code_of", "find", "no_field", "own_channel", "trust"]
+__all__ = ["METHODS", "MethodFile", "build", "code_of", "find", "name_of", "no_field", "own_channel", "trust"]
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.pfedrec:Alone",
@@ -88,6 +88,16 @@ def find(name: str) -> type[Method] | type[Reference]:
     if installed := entry_points(group=GROUP, name=name):
         return _checked(_loaded(name, next(iter(installed))))
     raise unknown_name("method", name, METHODS)
+
+
+def name_of(method: Method | Reference) -> str:
+    """The name that a shipped method goes by; the name of its class for any other.
+
+    >>> name_of(find("fedmf")())
+    'fedmf'
+    """
+    place = f"{type(method).__module__}:{type(method).__name__}"
+    return next((name for name, there in METHODS.items() if there == place), type(method).__name__)
 
 
 def build(name: str, given: Mapping[str, Any], stages: Sequence[str] = ()) -> Method | Reference:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from homebody.audit.rates import Allowed
+from homebody.adversary.rates import Allowed
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.audit.queries import bound
+from homebody.adversary.queries import bound
 from homebody.core import Method, Tree, Users
 from homebody.errors import HomebodyError
 from homebody.evaluation import Question

@@ -404,8 +404,8 @@ def membership_probe(settings: Mapping[str, Any]) -> str:
 
 def membership(run: ProbedRun) -> dict[str, Any]:
     """What the attacks find: metrics with intervals, and the full answer."""
-    from homebody.audit.membership import Released, attack
-    from homebody.audit.shadows import trained_for
+    from homebody.adversary.membership import Released, attack
+    from homebody.adversary.shadows import trained_for
 
     fitted, recipe, split = run.fitted, run.recipe, run.runtime.split
     chosen = {name: int(value) for name, (value,) in _read_attack(run.settings).items()}
@@ -491,7 +491,7 @@ def _read_attack(settings: str) -> dict[str, list[float]]:
 
 def view_attack(run: ProbedRun) -> dict[str, Any]:
     """What one view reads of another, for each noise and number of participations: metrics with intervals."""
-    from homebody.audit.views import FIRST, KNOWN, MEAN, read_view
+    from homebody.adversary.views import FIRST, KNOWN, MEAN, read_view
 
     chosen = _read_attack(run.settings)
     findings = read_view(

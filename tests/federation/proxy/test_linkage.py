@@ -11,7 +11,7 @@ import pytest
 from tests.federation.proxy.conftest import Device, Process, Sink, split
 from tests.processes import PATIENCE, wait_until
 
-from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
+from homebody.adversary.linkage import ReportBatch, as_they_come, linkage, reported
 from homebody.federation.envelopes import epoch_keys, seal_reports, unseal_reports
 from homebody.federation.proxy.rehearsal import rehearse_reports
 from homebody.federation.proxy.settings import ProxySettings

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.audit.news import certified, started
+from tests.adversary.news import certified, started
 from torch import Tensor
 
-from homebody.audit import impressions
-from homebody.audit.impressions import GameAnswer, report_stage, tell_apart
+from homebody.adversary import impressions
+from homebody.adversary.impressions import GameAnswer, report_stage, tell_apart
 from homebody.core import Cohort, Update
 from homebody.errors import HomebodyError
 from homebody.federation.wire import encode_tree

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from homebody.audit.inspection import inspect
+from homebody.adversary.inspection import inspect
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.privacy import Channel, SecureSum, ViewNoise, Views
 from homebody.recipe import Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from homebody.audit.canaries import draw_releases
+from homebody.adversary.canaries import draw_releases
 from homebody.errors import HomebodyError
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, stages
 

@@ -7,7 +7,7 @@ has a row for each item, and so has any encoder with `ids`: these rows name the 
 
 Where devices add noise every row moves. The attacker then takes the rows that moved farthest, and is told how many.
 
-Reports of a certified PrivateRec have no rows: see `homebody.audit.impressions`.
+Reports of a certified PrivateRec have no rows: see `homebody.adversary.impressions`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.audit.rates import mean_interval
+from homebody.adversary.rates import mean_interval
 from homebody.core import About, Batch, Catalogue, Data, Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.methods.fedrec import FedRec, drawn_impression, last_items

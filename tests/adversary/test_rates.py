@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homebody.audit.rates import Allowed, allowed, balanced, ceiling, clopper_pearson_interval, delong, rate_at
+from homebody.adversary.rates import Allowed, allowed, balanced, ceiling, clopper_pearson_interval, delong, rate_at
 
 
 def test_delongs_interval_by_hand() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.audit.news import certified, started
+from tests.adversary.news import certified, started
 
-from homebody.audit.canaries import Finding, plant
-from homebody.audit.report_canaries import opposites
+from homebody.adversary.canaries import Finding, plant
+from homebody.adversary.report_canaries import opposites
 from homebody.core import Update
 from homebody.methods.privaterec import PrivateRec
 from homebody.privacy.impressions import ImpressionReport
@@ -70,7 +70,7 @@ def test_a_cohort_is_drawn_and_canaries_in_it_are_read() -> None:
 @pytest.mark.parametrize("theta", [0.3, 0.5, 0.7, 1.0, 2.0])
 @pytest.mark.parametrize("basis", [2, 5, 16])
 def test_opposites_are_as_far_apart_as_the_sensitivity_says(theta: float, basis: int) -> None:
-    from homebody.audit.impressions import exact
+    from homebody.adversary.impressions import exact
 
     for noise, norm, most in (("laplace", 1, attention_l1(theta, basis)), ("gaussian", 2, attention_l2(theta))):
         stage = ImpressionReport(1.0, "attention", basis, theta, noise)  # type: ignore[arg-type]

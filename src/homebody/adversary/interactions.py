@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.audit.rates import mean_interval
+from homebody.adversary.rates import mean_interval
 from homebody.core import Method, Rows, Total, Tree, Update, Users
 from homebody.errors import HomebodyError
 from homebody.privacy.stages import summable

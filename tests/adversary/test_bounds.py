@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from homebody.audit.bounds import (
+from homebody.adversary.bounds import (
     LARGEST,
     _largest,
     _noncentral,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from homebody.audit.queries import bound, farthest, ratio
+from homebody.adversary.queries import bound, farthest, ratio
 from homebody.privacy.queries import Mechanism, PrivUnit, Query
 from homebody.rng import Rng
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.audit import canaries as module
-from homebody.audit.canaries import Finding, _evidence, _Nest, _Watched, plant
+from homebody.adversary import canaries as module
+from homebody.adversary.canaries import Finding, _evidence, _Nest, _Watched, plant
 from homebody.core import Cohort, Tree
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.audit.bounds import Lower, clopper_pearson
-from homebody.audit.impressions import interest_likelihood
+from homebody.adversary.bounds import Lower, clopper_pearson
+from homebody.adversary.impressions import interest_likelihood
 from homebody.errors import HomebodyError
 from homebody.privacy.queries import Attention, Choice, Mechanism, PrivUnit, Vector, clipped
 from homebody.rng import Rng

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import torch
 from torch import Tensor
 
-from homebody.audit.impressions import exact, report_stage
-from homebody.audit.interactions import read_requests
-from homebody.audit.words import TABLES, drawn, named
+from homebody.adversary.impressions import exact, report_stage
+from homebody.adversary.interactions import read_requests
+from homebody.adversary.words import TABLES, drawn, named
 from homebody.core import Cohort, Method, Rows, Tree, Update, releases
 from homebody.errors import HomebodyError, several
 from homebody.federation.wire import encode_tree, report_numbers
+from homebody.markup import html
 from homebody.methods.fedrec import FedRec
 from homebody.methods.privaterec import PrivateRec
 from homebody.privacy import Channel
@@ -82,7 +84,7 @@ class View:
     """What the ledger writes down for it in each round, by unit."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """A message, taken apart."""
 
@@ -106,6 +108,30 @@ class Inspection:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**asdict(self), "reports": self.reports.as_dict() if self.reports else None}
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row for each part of the message."""
+        names = [field.name for field in fields(MessagePart)]
+        columns = {name: [getattr(part, name) for part in self.parts] for name in names}
+        columns["shape"] = [list(part.shape) for part in self.parts]
+        frame = pl.DataFrame({"part": columns.pop("name"), **columns})
+        return frame.with_columns(pl.col("rows_of").cast(pl.Int64))
+
+    def __repr__(self) -> str:
+        parts = ", ".join(part.name for part in self.parts)
+        return f"<Inspection: one message of user {self.user}, {self.bytes:,} bytes: {parts}>"
+
+    def _repr_html_(self) -> str:
+        parts = [
+            (part.name, " × ".join(f"{side:,}" for side in part.shape) or "1", part.dtype, part.bytes, part.hex)
+            for part in self.parts
+        ]
+        title = f"one message of user {self.user}, {self.bytes:,} bytes"
+        seen = [(who, view.sees, "; ".join(view.charged)) for who, view in self.observers.items()]
+        return html(title, ("part", "shape", "type", "bytes", "begins"), parts) + html(
+            "who sees what of it", ("observer", "sees", "is charged each round"), seen, (*self.tells, *self.assumes)
+        )
 
 
 def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | None = None, seed: int = 0) -> Inspection:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.audit.rates import Figure
+from homebody.adversary.rates import Figure
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.federation.wire import report_numbers

@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from homebody.audit import bounds
-from homebody.audit.rates import Allowed, Figure, delong
-from homebody.audit.words import drawn
+from homebody.adversary import bounds
+from homebody.adversary.rates import Allowed, Figure, delong
+from homebody.adversary.words import drawn
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.methods.privaterec import PrivateRec

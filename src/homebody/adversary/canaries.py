@@ -18,7 +18,7 @@ whatever the others do: many canaries do not weaken it.
 An attacker among the clients sees every released sum and knows everyone else's update, as ε assumes. It does not know
 which canaries were drawn into a cohort. The public sees the final model only.
 
-Devices that send reports on impressions have canaries of their own: see `homebody.audit.report_canaries`.
+Devices that send reports on impressions have canaries of their own: see `homebody.adversary.report_canaries`.
 
 `draw_releases` is the short form for a single release: no training, no other people, many draws.
 """
@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.audit import bounds
-from homebody.audit.impressions import report_stage
-from homebody.audit.report_canaries import WatchedReports, WithCanaries
+from homebody.adversary import bounds
+from homebody.adversary.impressions import report_stage
+from homebody.adversary.report_canaries import WatchedReports, WithCanaries
 from homebody.core import Cohort, Collected, Method, Total, Tree, Update, releases
 from homebody.errors import HomebodyError
 from homebody.privacy import OBSERVERS, Channel, GaussianRelease, Ledger, NonPrivate, Relation

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.audit.rates import clopper_pearson_interval
+from homebody.adversary.rates import clopper_pearson_interval
 from homebody.core import Batch, Column, Method, Tree, Update
 from homebody.errors import HomebodyError, refuse_unknown
 from homebody.methods.fl_mv_dssm import FLMVDSSM

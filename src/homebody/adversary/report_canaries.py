@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.audit.impressions import click_likelihood, interest_likelihood
-from homebody.audit.queries import farthest
+from homebody.adversary.impressions import click_likelihood, interest_likelihood
+from homebody.adversary.queries import farthest
 from homebody.core import Cohort, Collected, Evaluated, Method, Tree, Update, Users
 from homebody.privacy import Channel, Relation
 from homebody.privacy.impressions import ImpressionReport

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import homebody as hb
-from homebody.audit import interactions
-from homebody.audit.inspection import inspect
-from homebody.audit.interactions import ROUNDS, Always, read_requests
+from homebody.adversary import interactions
+from homebody.adversary.inspection import inspect
+from homebody.adversary.interactions import ROUNDS, Always, read_requests
 from homebody.core import Batch, Catalogue, Cohort, Tree
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec

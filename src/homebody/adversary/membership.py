@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from homebody.audit.rates import allowed, balanced, ceiling, delong, rate_at
-from homebody.audit.shadows import NEGATIVES, Lab, Outsider, Released, ShadowModel, by_features, whole_histories
+from homebody.adversary.rates import allowed, balanced, ceiling, delong, rate_at
+from homebody.adversary.shadows import NEGATIVES, Lab, Outsider, Released, ShadowModel, by_features, whole_histories
 from homebody.core import Method, Users, releases
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError

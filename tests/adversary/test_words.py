@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.audit.news import SMALL, started
+from tests.adversary.news import SMALL, started
 
-from homebody.audit.words import drawn, named, read_words
+from homebody.adversary.words import drawn, named, read_words
 from homebody.core import Tree, Update
 from homebody.errors import HomebodyError
 from homebody.methods.dp_fedrec import DPFedRec

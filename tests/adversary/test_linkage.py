@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from homebody.audit.interactions import area
-from homebody.audit.linkage import (
+from homebody.adversary.interactions import area
+from homebody.adversary.linkage import (
     Linkage,
     ReportBatch,
     Reported,

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 import torch
 
-from homebody.audit.inspection import inspect
+from homebody.adversary.inspection import inspect
 from homebody.core import Cohort, Method, Rows
 from homebody.data import Population
 from homebody.data.partitions import leave_one_out

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 import torch
 
-from homebody.audit.inspection import ClientReports, inspect
+from homebody.adversary.inspection import ClientReports, inspect
 from homebody.core import Method
 from homebody.federation.wire import report_numbers
 from homebody.methods.fedials import FedIALS

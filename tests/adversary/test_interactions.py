@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.audit.interactions import RULES, Reading, area, read_interactions
-from homebody.audit.rates import mean_interval
+from homebody.adversary.interactions import RULES, Reading, area, read_interactions
+from homebody.adversary.rates import mean_interval
 from homebody.core import Method
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from homebody.audit.views import Guess, _Attack, most_right, read_view
+from homebody.adversary.views import Guess, _Attack, most_right, read_view
 from homebody.core import Tree
 from homebody.errors import HomebodyError
 from homebody.methods.fedmf import FedMF

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from homebody.audit import membership
-from homebody.audit.membership import Released, attack, leaves_some_out, likelihood_ratio
-from homebody.audit.rates import delong
-from homebody.audit.shadows import Lab, Outsider, by_features, trained_for, whole_histories
+from homebody.adversary import membership
+from homebody.adversary.membership import Released, attack, leaves_some_out, likelihood_ratio
+from homebody.adversary.rates import delong
+from homebody.adversary.shadows import Lab, Outsider, by_features, trained_for, whole_histories
 from homebody.core import Batch, Catalogue, Cohort, Collected, Data, Method, Phase, Rows, Total, Tree, Update, Users
 from homebody.data.partitions import split
 from homebody.data.population import Features, Population
