@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     # The same names, for type checkers.
+    from homebody import account as account
     from homebody import audit as audit
     from homebody.core import Method as Method
     from homebody.core import Rows as Rows
@@ -103,7 +104,7 @@ _NAMES = {
 """Which names each module gives to the package."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_ROOMS = ("audit",)
+_ROOMS = ("account", "audit")
 """The modules that are names of the package themselves."""
 
 __all__ = [*_HOMES, *_ROOMS, "__version__"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context, Option, Typer, echo
 
@@ -14,7 +13,7 @@ from homebody.cli import options
 from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
-    from homebody.privacy.events import Event, Relation, Sampling
+    import polars as pl
 
 __all__ = ["app"]
 
@@ -38,23 +37,6 @@ Group = Annotated[int, Option(help="The size of the group that is protected toge
 Plot = Annotated[Path | None, Option(help="Draw ε over rounds into this .html file.")]
 ReportEpsilon = Annotated[float | None, Option("--report-epsilon", help="ε of one report.")]
 Sent = Annotated[int, Option("--reports", help="Reports of one person in a round.")]
-
-
-@dataclass(frozen=True)
-class Inquiry:
-    """A question about the ε of a mechanism, or about the noise for an ε."""
-
-    about: dict[str, Any]
-    name: str
-    """What is given, or looked for: `noise`, or `report_epsilon`."""
-    given: float | None
-    target: float | None
-    event: Callable[[float], Event]
-    rounds: list[int]
-    deltas: list[float]
-    group: int
-    notes: tuple[str, ...] = ()
-    """What is said beside what the accountant says."""
 
 
 @app.callback(invoke_without_command=True)
@@ -93,13 +75,13 @@ def account(
 
 
 def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -> None:
-    from homebody.report import RunFolder
-    from homebody.report.statement import statement
-    from homebody.report.statement_page import print_statement, write_statement
+    from homebody.account import statement
+    from homebody.report.statement_page import print_statement
 
-    stated = statement(RunFolder.open(run), delta)
-    written = write_statement(stated, into) if into is not None else ()
-    options.answer(stated, as_json, lambda: print_statement(stated), *(f"statement: {file}" for file in written))
+    stated = statement(run, delta)
+    written = stated.save(into) if into is not None else ()
+    lines = (f"statement: {file}" for file in written)
+    options.answer(stated.details, as_json, lambda: print_statement(stated.details), *lines)
 
 
 def _noise(name: str, about: str, deltas: list[float]) -> None:
@@ -118,14 +100,11 @@ def _noise(name: str, about: str, deltas: list[float]) -> None:
         plot: Plot = None,
         as_json: options.Json = False,
     ) -> None:
-        from homebody.privacy.events import GaussianRelease, LaplaceRelease
+        from homebody import account
 
-        drawn = _sampling(sampling, cohort, population, relation)
-        release = GaussianRelease if name == "gaussian" else LaplaceRelease
-        event = partial(release, relation=cast("Relation", relation), sampling=drawn)
-        _answer(
-            Inquiry(_about(name, relation, drawn), "noise", noise, epsilon, event, rounds, delta, group), plot, as_json
-        )
+        drawn = {"cohort": cohort, "population": population, "relation": relation, "sampling": sampling}
+        ask = partial(getattr(account, name), delta=delta, group=group, **drawn)
+        _answer(ask, noise, epsilon, rounds, plot, as_json)
 
     app.command(name, help=about)(command)
 
@@ -153,17 +132,11 @@ def skellam(
     as_json: options.Json = False,
 ) -> None:
     """Skellam noise of NOISE × the ℓ2 sensitivity: each party of a secure sum adds a share of it."""
-    from homebody.privacy.events import SkellamRelease
-    from homebody.privacy.ring import fitting
-    from homebody.privacy.secure_sum import COMPLETE, SEMI_HONEST
+    from homebody import account
 
-    drawn = _sampling(sampling, cohort, population, relation)
-    if steps is None:
-        steps = fitting(max(0, entries)) * (1 if relation == "add-remove" else 2)
-    event = partial(SkellamRelease, steps=steps, entries=entries, relation=cast("Relation", relation), sampling=drawn)
-    said = _about("skellam", relation, drawn) | {"steps": steps} | ({"entries": entries} if entries else {})
-    notes = (SEMI_HONEST,) if (cohort or 0) > COMPLETE else ()
-    _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group, notes), plot, as_json)
+    drawn = {"cohort": cohort, "population": population, "relation": relation, "sampling": sampling}
+    ask = partial(account.skellam, delta=delta, group=group, entries=entries, steps=steps, **drawn)  # type: ignore[arg-type]
+    _answer(ask, noise, epsilon, rounds, plot, as_json)
 
 
 @app.command("secure-sum")
@@ -178,9 +151,10 @@ def secure_sum(
     as_json: options.Json = False,
 ) -> None:
     """Show the cost of a secure sum among PARTIES devices: neighbours, shares, bytes, and the failure probability."""
-    from homebody.federation.secure_sum.cost import cost
+    from homebody import account
 
-    found = cost(parties, entries, width, least, colluding)
+    frame = account.secure_sum(parties, entries=entries, width=width, least=least, colluding=colluding)
+    found = frame.row(0, named=True)
     options.answer(found, as_json, lambda: _print_cost(found))
 
 
@@ -223,11 +197,10 @@ def onebit(
     as_json: options.Json = False,
 ) -> None:
     """Reports randomised on the device: each person sends REPORTS per round, and their privacy losses compose."""
-    from homebody.privacy.events import Reports
+    from homebody import account
 
-    about = {"mechanism": "onebit", "relation": "replace-one", "reports": reports}
-    event = partial(Reports, count=reports)
-    _answer(Inquiry(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
+    ask = partial(account.onebit, reports=reports, delta=delta, group=group)
+    _answer(ask, report_epsilon, epsilon, rounds, plot, as_json, "report_epsilon")
 
 
 @app.command()
@@ -243,90 +216,44 @@ def shuffle(
     as_json: options.Json = False,
 ) -> None:
     """Reports randomised on the device, then shuffled among USERS people by a proxy that does not collude."""
-    from homebody.privacy.events import ShuffledReports
+    from homebody import account
 
-    about = {"mechanism": "shuffle", "relation": "replace-one", "reports": reports, "users": users}
-    event = partial(ShuffledReports, count=reports, users=users)
-    _answer(Inquiry(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
-
-
-def _sampling(kind: str | None, cohort: int | None, population: int | None, relation: str) -> Sampling:
-    from homebody.privacy.events import Sampling
-
-    if cohort is None and population is None:
-        if kind not in (None, "none"):
-            raise HomebodyError(f"--sampling {kind} needs --cohort and --population.")
-        return Sampling()
-    if cohort is None or population is None:
-        missing = "--cohort" if cohort is None else "--population"
-        raise HomebodyError(f"--cohort and --population go together: give {missing} as well.")
-    if kind is None:
-        kind = "fixed" if relation == "replace-one" else "poisson"
-    drawn = Sampling(kind if kind != "none" else "fixed", cohort, population)  # type: ignore[arg-type]
-    return Sampling() if kind == "none" else drawn
+    ask = partial(account.shuffle, users, reports=reports, delta=delta, group=group)
+    _answer(ask, report_epsilon, epsilon, rounds, plot, as_json, "report_epsilon")
 
 
-def _about(mechanism: str, relation: str, drawn: Sampling) -> dict[str, Any]:
-    sizes = {} if drawn.kind == "none" else {"cohort": drawn.cohort, "population": drawn.population}
-    return {"mechanism": mechanism, "relation": relation, "sampling": drawn.kind, **sizes}
+OF_A_ROW = ("epsilon", "accountant", "rounds", "delta", "epsilon_of_one_round", "bounds", "notes")
+"""What differs between the rows of one answer, beside the noise."""
 
 
-def _answer(asked: Inquiry, plot: Path | None, as_json: bool) -> None:
+def _answer(
+    ask: Callable[..., pl.DataFrame],
+    given: float | None,
+    target: float | None,
+    rounds: list[int],
+    plot: Path | None,
+    as_json: bool,
+    name: str = "noise",
+) -> None:
     """A row for each number of rounds and each δ: ε for what was given, or what must be given for ε."""
     from homebody.report.record import jsonable
 
-    option = "--" + asked.name.replace("_", "-")
-    if (asked.given is None) == (asked.target is None):
+    option = "--" + name.replace("_", "-")
+    if (given is None) == (target is None):
         raise HomebodyError(f"Give either {option}, to learn ε, or --epsilon, to learn {option}.")
-    for count in asked.rounds:
-        if count < 1:
-            raise HomebodyError(f"--rounds must be at least 1, not {count}.")
-    for delta in asked.deltas:
-        if not 0 <= delta < 1:
-            raise HomebodyError(f"--delta must be at least 0 and under 1, not {delta}.")
-    rows = [_row(asked, count, delta) for count in asked.rounds for delta in asked.deltas]
+    rows = ask(**{name: given}, epsilon=target, rounds=rounds).to_dicts()
+    for row in rows:
+        row["bounds"] = {each["by"]: each["bound"] for each in row["bounds"]}
     if plot is not None:
-        _draw(plot, asked, rows[0][asked.name])
-    common = asked.about | ({"group": asked.group} if asked.group > 1 else {})
+        _draw(plot, partial(ask, **{name: rows[0][name]}), max(rounds))
+    common = {key: value for key, value in rows[0].items() if key not in (*OF_A_ROW, name)}
+    rows = [{key: value for key, value in row.items() if key not in common} for row in rows]
     options.answer(
         jsonable(common | (rows[0] if len(rows) == 1 else {"rows": rows})),
         as_json,
-        lambda: _print_rows(common, asked.name, rows),
+        lambda: _print_rows(common, name, rows),
         *([f"ε over rounds: {plot}"] if plot is not None else []),
     )
-
-
-def _row(asked: Inquiry, count: int, delta: float) -> dict[str, Any]:
-    from homebody.privacy.accountant import epsilon
-
-    value = asked.given if asked.given is not None else _calibrated(asked, count, delta)
-    total = epsilon([(asked.event(value), count)], delta, group=asked.group)
-    return {
-        "epsilon": total.epsilon,
-        "accountant": total.accountant,
-        asked.name: value,
-        "rounds": count,
-        "delta": delta,
-        "epsilon_of_one_round": epsilon([(asked.event(value), 1)], delta, group=asked.group).epsilon,
-        "bounds": dict(total.bounds),
-        "notes": [*total.notes, *asked.notes],
-    }
-
-
-def _calibrated(asked: Inquiry, count: int, delta: float) -> float:
-    from homebody.privacy.budget import calibrate_events
-
-    name = asked.about["mechanism"]
-    if name in ("gaussian", "skellam") and delta == 0:
-        raise HomebodyError(f"{name.capitalize()} noise has no ε at δ = 0: give a --delta above 0, or use laplace.")
-    assert asked.target is not None
-
-    def value(noise: float) -> float:
-        # The less of a report's ε, the more noise.
-        return noise if asked.name == "noise" else 1 / noise
-
-    noise = calibrate_events(lambda z: [(asked.event(value(z)), count)], asked.target, delta, group=asked.group)
-    return value(noise)
 
 
 def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) -> None:
@@ -347,16 +274,13 @@ def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) ->
 
 
 def _print_paper(name: str, as_json: bool) -> None:
-    from homebody.privacy.papers import paper
+    from homebody import account
     from homebody.report.record import jsonable
 
-    published = paper(name)
-    rows = [
-        {**claim.as_dict(), "relation": claim.certified().relation, "event": str(claim.event), "count": claim.count}
-        for claim in published.claims
-    ]
-    answer = {"paper": published.id, "title": published.title, "rows": rows}
-    options.answer(jsonable(answer), as_json, lambda: _print_claims(published.title, rows))
+    rows = account.paper(name).to_dicts()
+    about = {key: rows[0][key] for key in ("paper", "title")}
+    rows = [{key: value for key, value in row.items() if key not in about} for row in rows]
+    options.answer(jsonable(about | {"rows": rows}), as_json, lambda: _print_claims(about["title"], rows))
 
 
 def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
@@ -376,7 +300,7 @@ def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
     options.show(table, *numbered)
 
 
-def _draw(file: Path, asked: Inquiry, value: float) -> None:
+def _draw(file: Path, ask: Callable[..., pl.DataFrame], most: int) -> None:
     """A page that needs nothing else: ε over rounds, a line for each δ."""
     if file.suffix != ".html":
         raise HomebodyError(f"--plot writes a page, {file.stem}.html, not '{file.name}'.")
@@ -385,14 +309,12 @@ def _draw(file: Path, asked: Inquiry, value: float) -> None:
     except ImportError as error:
         raise HomebodyError("--plot needs plotly: pip install 'homebody[report]'.") from error
     from homebody.files import SHARED, replacing
-    from homebody.privacy.accountant import epsilon
 
-    most, event = max(asked.rounds), asked.event(value)
-    counts = sorted({max(1, round(most ** (step / 24))) for step in range(25)})
+    curve = ask(rounds=sorted({max(1, round(most ** (step / 24))) for step in range(25)}))
     figure = graph_objects.Figure()
-    for delta in asked.deltas:
-        values = [epsilon([(event, count)], delta, group=asked.group).epsilon for count in counts]
-        figure.add_scatter(x=counts, y=values, name=f"δ = {delta:g}", mode="lines+markers")
-    figure.update_layout(title=str(event), xaxis_title="rounds", yaxis_title="certified ε", showlegend=True)
+    for (delta,), line in curve.group_by("delta", maintain_order=True):
+        name = f"δ = {delta:g}"
+        figure.add_scatter(x=line["rounds"].to_list(), y=line["epsilon"].to_list(), name=name, mode="lines+markers")
+    figure.update_layout(title=curve["mechanism"][0], xaxis_title="rounds", yaxis_title="certified ε", showlegend=True)
     with replacing(file, mode=SHARED) as page:
         page.write(figure.to_html(include_plotlyjs=True).encode())
