@@ -125,7 +125,7 @@ def test_a_finished_run_shows_its_result_and_its_model(copied: Callable[[str], P
     assert resume(folder)["metrics"] == shown["metrics"]
     fitted, population = reopen(folder)
     assert population.n_users == 12
-    assert len(fitted.recommend(user=0, k=3)) == 3
+    assert len(fitted.ranked(user=0, k=3)) == 3
     metrics = fitted.runtime.evaluate(fitted.method, fitted.shared).metrics
     if repeats():
         assert {name: metrics[name] for name in shown["metrics"]} == shown["metrics"]

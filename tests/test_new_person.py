@@ -30,7 +30,7 @@ from homebody.run import execute
 from homebody.simulation import Simulator
 from homebody.simulation.newcomers import newcomer_split
 from homebody.suggest import recommend_for, recommend_to
-from homebody.training import Fitted, fit
+from homebody.training import Trained, fit
 
 SMALL = PrivRec(factors=4, hidden="8", epochs=2, negatives=2)
 METHODS: dict[str, Method] = {
@@ -77,7 +77,7 @@ def done(people: Population) -> Split:
 
 
 @pytest.fixture(scope="module")
-def fitted(done: Split) -> dict[str, Fitted]:
+def fitted(done: Split) -> dict[str, Trained]:
     return {
         name: fit(method, Simulator(done), rounds=2, cohort=10, seed=1, evaluate_every=0)
         for name, method in METHODS.items()
@@ -85,20 +85,20 @@ def fitted(done: Split) -> dict[str, Fitted]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_new_person_gets_what_they_do_not_have_and_the_same_each_time(fitted: dict[str, Fitted], name: str) -> None:
-    one = fitted[name].recommend_for(CLICKS, k=100)
+def test_a_new_person_gets_what_they_do_not_have_and_the_same_each_time(fitted: dict[str, Trained], name: str) -> None:
+    one = fitted[name].ranked_for(CLICKS, k=100)
     assert {item for item, _ in one.items} == set(range(40)) - set(CLICKS)
     scores = [score for _, score in one.items]
     assert scores == sorted(scores, reverse=True)
-    assert one == fitted[name].recommend_for(CLICKS, k=100)
-    assert one.items[:3] == fitted[name].recommend_for(CLICKS, k=3).items
+    assert one == fitted[name].ranked_for(CLICKS, k=100)
+    assert one.items[:3] == fitted[name].ranked_for(CLICKS, k=3).items
     assert one.notes == ()
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_they_have_changes_what_they_get(fitted: dict[str, Fitted], name: str) -> None:
+def test_what_they_have_changes_what_they_get(fitted: dict[str, Trained], name: str) -> None:
     """Whoever never trained adapts, also with a method whose own people do not."""
-    nothing, some, others = (dict(fitted[name].recommend_for(own, k=40).items) for own in ([], CLICKS, [7, 8, 20]))
+    nothing, some, others = (dict(fitted[name].ranked_for(own, k=40).items) for own in ([], CLICKS, [7, 8, 20]))
     both = some.keys() & others.keys()
     assert any(abs(some[item] - nothing[item]) > 1e-6 for item in some)
     assert any(abs(some[item] - others[item]) > 1e-6 for item in both)
@@ -116,7 +116,7 @@ def test_texts_of_items_reach_a_new_person(people: Population) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_empty_history_ranks_with_the_common_start(fitted: dict[str, Fitted], done: Split, name: str) -> None:
+def test_an_empty_history_ranks_with_the_common_start(fitted: dict[str, Trained], done: Split, name: str) -> None:
     method, shared = METHODS[name], fitted[name].shared
     none = torch.empty(0, dtype=torch.int64)
     rng = Rng.of(1, "train").fold("clients")
@@ -130,11 +130,11 @@ def test_an_empty_history_ranks_with_the_common_start(fitted: dict[str, Fitted],
     ratings = none.float() if "ratings" in method.uses else None
     data = Data(none, none.bool(), none, done.catalogue(), unknown, {"weather": none}, ratings)
     scores = method.score(shared, local, data, torch.arange(40))
-    told = dict(fitted[name].recommend_for([], k=40).items)
+    told = dict(fitted[name].ranked_for([], k=40).items)
     assert told == {item: pytest.approx(float(scores[item]), rel=1e-4, abs=1e-5) for item in range(40)}
 
 
-def test_they_adapt_as_the_method_does_with_their_features(fitted: dict[str, Fitted], done: Split) -> None:
+def test_they_adapt_as_the_method_does_with_their_features(fitted: dict[str, Trained], done: Split) -> None:
     """Worked out by hand: the codes are places in the sorted values of training."""
     shared = fitted["privrec"].shared
     ages = done.population.user_features.table["age"].to_numpy()  # type: ignore[union-attr]
@@ -154,12 +154,12 @@ def test_they_adapt_as_the_method_does_with_their_features(fitted: dict[str, Fit
     features = {"age": "30", "job": "vet", "code": 25.0, "hobbies": ["chess"]}
     for now, code in (({}, {}), ({"weather": "sunny"}, {"weather": torch.tensor(2)})):
         wanted = SMALL.score(shared, adapted, data._replace(now=code), torch.arange(40))
-        told = dict(fitted["privrec"].recommend_for(CLICKS, features, now, 40).items)
+        told = dict(fitted["privrec"].ranked_for(CLICKS, features, now, 40).items)
         assert told == {item: pytest.approx(float(wanted[item]), rel=1e-4, abs=1e-5) for item in told}
 
 
-def test_what_is_said_changes_the_ranking_and_what_is_not_is_unknown(fitted: dict[str, Fitted]) -> None:
-    ask = fitted["privrec"].recommend_for
+def test_what_is_said_changes_the_ranking_and_what_is_not_is_unknown(fitted: dict[str, Trained]) -> None:
+    ask = fitted["privrec"].ranked_for
     bare = ask(CLICKS)
     assert ask(CLICKS, {"job": "vet"}) != bare
     assert ask(CLICKS, {"age": 40}) != bare
@@ -169,8 +169,8 @@ def test_what_is_said_changes_the_ranking_and_what_is_not_is_unknown(fitted: dic
     assert ask(CLICKS[:4]).items != bare.items
 
 
-def test_an_unseen_category_counts_as_unknown_and_is_said(fitted: dict[str, Fitted]) -> None:
-    ask = fitted["privrec"].recommend_for
+def test_an_unseen_category_counts_as_unknown_and_is_said(fitted: dict[str, Trained]) -> None:
+    ask = fitted["privrec"].ranked_for
     odd = ask(CLICKS, {"job": "astronaut", "hobbies": "golf|go"}, {"weather": "hail"})
     assert odd.notes == (
         "'astronaut' is no job that training knows; it counts as unknown.",
@@ -182,9 +182,9 @@ def test_an_unseen_category_counts_as_unknown_and_is_said(fitted: dict[str, Fitt
     assert [score for _, score in odd.items] == pytest.approx([score for _, score in without], rel=1e-4)
 
 
-def test_repeated_clicks_count_once_and_it_is_said(fitted: dict[str, Fitted]) -> None:
-    twice = fitted["privrec"].recommend_for([3, 14, 3])
-    assert twice.items == fitted["privrec"].recommend_for([3, 14]).items
+def test_repeated_clicks_count_once_and_it_is_said(fitted: dict[str, Trained]) -> None:
+    twice = fitted["privrec"].ranked_for([3, 14, 3])
+    assert twice.items == fitted["privrec"].ranked_for([3, 14]).items
     assert twice.notes == ("1 repeated interaction was left out: each user's first with an item counts.",)
 
 
@@ -202,30 +202,30 @@ def test_repeated_clicks_count_once_and_it_is_said(fitted: dict[str, Fitted]) ->
     ],
 )
 def test_what_cannot_be_taken_is_refused_in_a_sentence(
-    fitted: dict[str, Fitted], given: dict[str, object], sentence: str
+    fitted: dict[str, Trained], given: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(HomebodyError, match=sentence):
-        fitted["privrec"].recommend_for(**given)  # type: ignore[arg-type]
+        fitted["privrec"].ranked_for(**given)  # type: ignore[arg-type]
 
 
-def test_what_a_method_does_not_look_at_is_said(fitted: dict[str, Fitted]) -> None:
-    told = fitted["fedmf"].recommend_for([1, 2], {"job": "vet"}, {"weather": "sunny"}, ratings=[5, 4])
+def test_what_a_method_does_not_look_at_is_said(fitted: dict[str, Trained]) -> None:
+    told = fitted["fedmf"].ranked_for([1, 2], {"job": "vet"}, {"weather": "sunny"}, ratings=[5, 4])
     assert told.notes == ("FedMF does not look at job, weather, ratings.",)
-    assert told.items == fitted["fedmf"].recommend_for([1, 2]).items
-    assert fitted["privrec"].recommend_for([1, 2], ratings=[5, 4]).notes == ("PrivRec does not look at ratings.",)
+    assert told.items == fitted["fedmf"].ranked_for([1, 2]).items
+    assert fitted["privrec"].ranked_for([1, 2], ratings=[5, 4]).notes == ("PrivRec does not look at ratings.",)
 
 
 def test_ratings_are_adapted_to_where_they_are_predicted(done: Split) -> None:
     explicit = replace(SMALL, output="explicit", learning_rate=0.02)
     found = fit(explicit, Simulator(done), rounds=1, cohort=10, seed=1, evaluate_every=0)
-    low, high = (found.recommend_for([1, 2, 3], ratings=[rated] * 3, k=40) for rated in (1.0, 5.0))
+    low, high = (found.ranked_for([1, 2, 3], ratings=[rated] * 3, k=40) for rated in (1.0, 5.0))
     assert np.mean([score for _, score in low.items]) < np.mean([score for _, score in high.items])
     assert low.notes == ()
-    assert len(found.recommend_for([], k=40).items) == 40
+    assert len(found.ranked_for([], k=40).items) == 40
     with pytest.raises(
         HomebodyError, match="predicts ratings here, so it adapts to those alone: give a rating of each"
     ):
-        found.recommend_for([1, 2, 3])
+        found.ranked_for([1, 2, 3])
 
 
 def test_items_are_found_by_id_and_by_name(people: Population) -> None:
@@ -267,18 +267,18 @@ def test_a_finished_run_recommends_by_the_sources_names(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_of_something_else_is_said_to_be_that(
-    fitted: dict[str, Fitted], features: dict[str, object], now: dict[str, object], sentence: str
+    fitted: dict[str, Trained], features: dict[str, object], now: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(HomebodyError) as refused:
-        fitted["privrec"].recommend_for(CLICKS, features, now)
+        fitted["privrec"].ranked_for(CLICKS, features, now)
     assert sentence in str(refused.value)
 
 
-def test_one_of_the_runs_own_people_may_ask_in_circumstances(fitted: dict[str, Fitted], done: Split) -> None:
+def test_one_of_the_runs_own_people_may_ask_in_circumstances(fitted: dict[str, Trained], done: Split) -> None:
     method, shared, runtime = SMALL, fitted["privrec"].shared, fitted["privrec"].runtime
     assert isinstance(runtime, Simulator)
     plain = runtime.recommend_in(method, shared, 3, 40, {})
-    assert plain.items == fitted["privrec"].recommend(3, 40)
+    assert plain.items == fitted["privrec"].ranked(3, 40)
     sunny, rainy = (dict(runtime.recommend_in(method, shared, 3, 40, {"weather": w}).items) for w in ("sunny", "rainy"))
     assert sunny.keys() == rainy.keys() == dict(plain.items).keys()
     assert any(abs(sunny[item] - rainy[item]) > 1e-6 for item in sunny)
@@ -289,7 +289,7 @@ def test_one_of_the_runs_own_people_may_ask_in_circumstances(fitted: dict[str, F
     assert isinstance(other, Simulator)
     told = other.recommend_in(METHODS["fedmf"], fitted["fedmf"].shared, 3, 5, {"weather": "sunny"})
     assert told.notes == ("FedMF does not look at weather.",)
-    assert told.items == fitted["fedmf"].recommend(3, 5)
+    assert told.items == fitted["fedmf"].ranked(3, 5)
     with pytest.raises(HomebodyError, match="There is no circumstance 'moon'"):
         runtime.recommend_in(method, shared, 3, 5, {"moon": "full"})
 
@@ -299,7 +299,7 @@ def test_scores_that_are_no_numbers_are_not_taken_for_having_everything(done: Sp
     method = replace(SMALL, output="explicit")
     fitted = fit(method, Simulator(done), rounds=1, cohort=10, seed=1, evaluate_every=0)
     with pytest.raises(Diverged, match=r"PrivRec adapted to this person until none of its scores was a number: check"):
-        fitted.recommend_for([3, 14], ratings=[1e30, -3.0])
+        fitted.ranked_for([3, 14], ratings=[1e30, -3.0])
 
 
 def test_what_is_no_number_does_not_push_the_others_out(done: Split) -> None:
@@ -309,8 +309,8 @@ def test_what_is_no_number_does_not_push_the_others_out(done: Split) -> None:
 
     method = Torn(factors=4, hidden="8", epochs=1)
     fitted = fit(method, Simulator(done), rounds=1, cohort=10, seed=1, evaluate_every=0)
-    assert {item for item, _ in fitted.recommend_for([3], k=10).items} < set(range(1, 40, 2)) - {3}
-    assert len(fitted.recommend_for([3], k=10).items) == 10
+    assert {item for item, _ in fitted.ranked_for([3], k=10).items} < set(range(1, 40, 2)) - {3}
+    assert len(fitted.ranked_for([3], k=10).items) == 10
 
 
 @pytest.mark.parametrize("ask", [recommend_for, recommend_to])

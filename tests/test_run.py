@@ -340,7 +340,7 @@ def test_a_finished_run_recommends_as_it_did_when_it_ended(tmp_path: Path) -> No
     assert fitted.metrics == direct.metrics
     assert fitted.training == direct.training
     for user in range(population.n_users):  # those who never took part too
-        assert fitted.recommend(user) == direct.recommend(user)
+        assert fitted.ranked(user) == direct.ranked(user)
     fitted.ledger.close()
 
 
@@ -357,7 +357,7 @@ def test_a_finished_loop_recommends_to_newcomers_as_before(tmp_path: Path) -> No
     first = fit(FEDMF.build(), Simulator(split), **asked, checkpoints=folder)
     again = fit(FEDMF.build(), Simulator(split), **asked, checkpoints=RunFolder(folder.path))
     for user in range(30):
-        assert again.recommend(user) == first.recommend(user)
+        assert again.ranked(user) == first.ranked(user)
 
 
 @pytest.fixture

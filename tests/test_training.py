@@ -252,7 +252,7 @@ def test_the_round_is_chosen_on_validation_and_all_of_it_comes_back() -> None:
     assert fitted.evaluated.per_user["user"].tolist() == [2]
     again = fit(Toy(), Clients(), rounds=2, cohort=4, seed=1, evaluate_every=0)
     assert same(fitted.shared, again.shared)
-    assert fitted.recommend(3, k=2) == again.recommend(3, k=2)
+    assert fitted.ranked(3, k=2) == again.ranked(3, k=2)
 
 
 def test_another_metric_may_choose_the_round() -> None:
@@ -445,7 +445,7 @@ def test_a_finished_loop_answers_from_its_checkpoint_alone(every: int) -> None:
     assert runtime.cohorts == []
     assert fitted.chosen == expected.chosen
     assert same(fitted.shared, expected.shared)
-    assert fitted.recommend(1) == expected.recommend(1)
+    assert fitted.ranked(1) == expected.ranked(1)
 
 
 @pytest.mark.parametrize("lost", [1, 4])

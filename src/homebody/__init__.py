@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from homebody.privacy import Ledger as Ledger
     from homebody.reference import Reference as Reference
     from homebody.simulation import Simulator as Simulator
-    from homebody.training import Fitted as Fitted
+    from homebody.training import Trained as Trained
 
 __version__ = "0.1.0"
 
@@ -72,7 +72,7 @@ _NAMES = {
     "homebody.data.partitions": "leave_one_out split",
     "homebody.data.splits": "Split",
     "homebody.errors": "HomebodyError",
-    "homebody.training": "Fitted",
+    "homebody.training": "Trained",
     "homebody.methods.baselines": "Chance Popularity PrivatePopularity",
     "homebody.methods.dp_fedrec": "DPFedRec",
     "homebody.methods.dp_privrec": "DPPrivRec",

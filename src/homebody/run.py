@@ -27,22 +27,26 @@ from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
 from homebody.progress import Best, Round, better
 from homebody.recipe import Recipe
-from homebody.reference import Reference, federated
+from homebody.reference import Reference, Score, federated
 from homebody.report import RunFolder
 from homebody.report.record import Parameters, Result
 from homebody.settings import check_counts
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
-from homebody.training import Fitted, Training, diverged, fit, origin, phase_rng
+from homebody.training import Trained, Training, diverged, fit, origin, phase_rng
 from homebody.view_vectors import make_views
 
 __all__ = [
+    "Finished",
+    "InMemory",
     "Watcher",
     "cohort_of",
     "execute",
+    "finish",
     "population_of",
     "prepare",
     "reopen",
+    "reopened",
     "resume",
     "settled",
     "simulator",
@@ -64,6 +68,8 @@ class Watcher:
 
 
 QUIET = Watcher()
+InMemory = Population | Split | Simulator
+"""What may stand in the place of the data that a recipe names: people, people after their split, or a runtime."""
 CHANGED = (
     "What shapes a release changed while this run was going on (recipe, code, data or machine): all that was released "
     "before and after is charged."
@@ -81,13 +87,38 @@ REMEDIES = {
 """What to do where data lacks what a method needs."""
 
 
-def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None) -> Result:
+class Finished(NamedTuple):
+    """A run that is over: its record, and what it was made of."""
+
+    folder: RunFolder
+    result: Result
+    recipe: Recipe
+    """As it was run: its rounds, cohort and noise are settled."""
+    method: Method | Reference
+    split: Split
+    trained: Trained | None
+    """None: a reference, which has no shared parameters."""
+    score: Score | None = None
+    """Of a reference, the score function of the chosen round, where that was the last."""
+
+
+def execute(
+    recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None, data: InMemory | None = None
+) -> Result:
     """Run a recipe in a new folder below `out`. Nothing is written before the recipe is checked.
 
     name: the exact name of the folder; by default it is made from the recipe and the time.
+    data: what is learnt from, instead of what the recipe names.
     """
-    recipe = settled(recipe)
-    method, split = prepare(recipe, watcher)
+    return finish(recipe, out, watcher, name, data).result
+
+
+def finish(
+    recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None, data: InMemory | None = None
+) -> Finished:
+    """As `execute`, with the model."""
+    recipe = settled(recipe, data)
+    method, split = prepare(recipe, watcher, data)
     recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=cohort_of(recipe, method, split))
     recipe, method = _calibrated(recipe, method, split, watcher)
     stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -98,7 +129,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
             folder.write_text("recipe.toml", recipe.to_toml())
             folder.write_json("environment.json", now := run_notes.environment(recipe, method, split))
             watcher.begun(folder.path)
-            return _run(recipe, method, split, folder, now, watcher)
+            return _run(recipe, method, split, folder, now, watcher, data if isinstance(data, Simulator) else None)
         except BaseException as error:
             if not folder.rounds():
                 shutil.rmtree(folder.path, ignore_errors=True)
@@ -131,7 +162,7 @@ def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) ->
         else:  # killed before it was written
             folder.write_json("environment.json", now)
         folder.check_rounds()
-        return _run(recipe, method, split, folder, now, watcher)
+        return _run(recipe, method, split, folder, now, watcher).result
 
 
 def trust_folder(path: Path, say: Callable[[str], None] = QUIET.say) -> None:
@@ -142,25 +173,42 @@ def trust_folder(path: Path, say: Callable[[str], None] = QUIET.say) -> None:
         trust(recipe.method, code.sha256)
 
 
-def reopen(path: Path, *, trust_code: bool = False) -> tuple[Fitted, Population]:
+def reopen(path: Path, *, trust_code: bool = False) -> tuple[Trained, Population]:
     """The model of a finished run, ready to recommend, and the population it was trained on.
+
+    trust_code: as in `resume`.
+    """
+    done = reopened(path, trust_code=trust_code)
+    if done.trained is None:
+        federated(done.method, done.recipe.method, "its run keeps figures, not a model")
+    assert done.trained is not None
+    return done.trained, done.split.population
+
+
+def reopened(path: Path, *, trust_code: bool = False) -> Finished:
+    """A finished run, with its model; that of a reference is not kept, but can be trained again.
 
     trust_code: as in `resume`.
     """
     folder = RunFolder.open(path)
     if trust_code:
         trust_folder(path)
-    folder.read_json("result.json")
+    result = folder.result()
     recipe = Recipe.from_toml(folder.recipe_text())
     prepared, split = prepare(recipe, QUIET)
     _insist_on_same(folder, run_notes.environment(recipe, prepared, split))
-    method = federated(prepared, recipe.method, "its run keeps figures, not a model")
+    trained = _trained(folder, recipe, prepared, split) if isinstance(prepared, Method) else None
+    return Finished(folder, result, recipe, prepared, split, trained)
+
+
+def _trained(folder: RunFolder, recipe: Recipe, method: Method, split: Split) -> Trained:
+    """The model that a run's last checkpoint holds."""
     progress = folder.read()
     if progress is None:
-        raise HomebodyError(f"{path} holds no model.")
+        raise HomebodyError(f"{folder.path} holds no model.")
     if progress.step < (before := sum(phase.rounds or recipe.rounds or 0 for phase in method.phases[:-1])):
         raise HomebodyError(
-            f"{path} ended after {several(progress.step, 'round')}, before the last stage, which begins after "
+            f"{folder.path} ended after {several(progress.step, 'round')}, before the last stage, which begins after "
             f"{before}: it has no model that ranks anything."
         )
     acting = method.phases[-1].method or method
@@ -169,15 +217,7 @@ def reopen(path: Path, *, trust_code: bool = False) -> tuple[Fitted, Population]
     best = progress.best or Best(progress.step, Evaluated({}), progress.shared, progress.clients)
     runtime.load_state(best.clients)
     shared = {name: value.to(runtime.device) for name, value in best.shared.items()}
-    ledger, training = Ledger(folder.ledger_path), _training(recipe, method, split)
-    fitted = Fitted(acting, runtime, shared, best.evaluated, best.step, ledger, training, recipe.stated_at)
-    return fitted, split.population
-
-
-def _training(recipe: Recipe, method: Method, split: Split) -> Training:
-    """How a recipe trains this method."""
-    cohort = cohort_of(recipe, method, split)
-    return Training(method, _rounds(recipe, method), cohort, recipe.seed, recipe.allowed())
+    return Trained(acting, runtime, shared, best.evaluated, best.step, Ledger(folder.ledger_path), recipe.stated_at)
 
 
 def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:
@@ -201,25 +241,34 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
     return make_views(population, recipe.views, recipe.seed) if recipe.views else population
 
 
-def settled(recipe: Recipe) -> Recipe:
+def settled(recipe: Recipe, data: InMemory | None = None) -> Recipe:
     """The recipe with the split that its method can learn from: held-out people where it learns from impressions.
+
+    data: a split in memory stays as it is.
 
     >>> settled(Recipe("fedrec", "ibm-articles")).split
     'impressions-people'
     """
-    if recipe.split == Recipe.split and "impressions" in find(recipe.method).needs:
+    given = isinstance(data, Split | Simulator)
+    if not given and recipe.split == Recipe.split and "impressions" in find(recipe.method).needs:
         return replace(recipe, split="impressions-people")
     return recipe
 
 
-def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Reference, Split]:
-    """Build and check what a recipe names: the method, and the population after its split. Nothing is written."""
-    recipe = settled(recipe)
+def prepare(
+    recipe: Recipe, watcher: Watcher = QUIET, data: InMemory | None = None
+) -> tuple[Method | Reference, Split]:
+    """Build and check what a recipe names: the method, and the population after its split. Nothing is written.
+
+    data: taken instead of what the recipe names.
+    """
+    recipe = settled(recipe, data)
     recipe.check()
     usable_device(recipe.device)
     method = recipe.build()
     _rounds(recipe, method)
-    population = population_of(recipe, watcher)
+    given = data.split if isinstance(data, Simulator) else data
+    population = given.population if isinstance(given, Split) else given or population_of(recipe, watcher)
     sliced(population, recipe.slices)  # raises if a slice cannot be read
     if lacking := population.lacks(method.needs):
         raise HomebodyError(
@@ -232,15 +281,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         )
     if method.scoring.predicts == "ratings" and recipe.split.startswith("impressions"):
         raise HomebodyError("Impressions have no ratings to predict: choose another split.")
-    split = split_population(
-        population,
-        recipe.split,
-        protocol=recipe.protocol,
-        how=recipe.held_out,
-        seed=recipe.seed,
-        negatives=recipe.negatives,
-        public=recipe.public,
-    )
+    split = given if isinstance(given, Split) else _split(recipe, population)
     if "impressions" in method.needs and "train" not in (split.shown or {}):
         raise HomebodyError(
             f"{recipe.method} learns from impressions, and the split {recipe.split} has none to learn from: give "
@@ -265,6 +306,18 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
             for charges in charged:
                 budget.refuse_hopeless([*charges, *before])
     return method, split
+
+
+def _split(recipe: Recipe, population: Population) -> Split:
+    return split_population(
+        population,
+        recipe.split,
+        protocol=recipe.protocol,
+        how=recipe.held_out,
+        seed=recipe.seed,
+        negatives=recipe.negatives,
+        public=recipe.public,
+    )
 
 
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
@@ -324,6 +377,8 @@ class _Job(NamedTuple):
     digest: str
     """Of everything that shapes a release."""
     watcher: Watcher
+    runtime: Simulator | None = None
+    """None: one that the recipe describes."""
 
     def record(self, line: Round) -> None:
         self.folder.add_round(line)
@@ -337,22 +392,30 @@ class _Outcome(NamedTuple):
     chosen: int
     parameters: Parameters | None = None
     stopped: str | None = None
+    trained: Trained | None = None
+    score: Score | None = None
 
 
 def _run(
-    recipe: Recipe, method: Method | Reference, split: Split, folder: RunFolder, now: dict[str, Any], watcher: Watcher
-) -> Result:
+    recipe: Recipe,
+    method: Method | Reference,
+    split: Split,
+    folder: RunFolder,
+    now: dict[str, Any],
+    watcher: Watcher,
+    runtime: Simulator | None = None,
+) -> Finished:
     """Train from the folder's last checkpoint, or from the start, and write the result. now: the environment."""
     began = time.process_time()
     with contextlib.closing(Ledger(folder.ledger_path)) as ledger:
-        job = _Job(recipe, split, folder, ledger, run_notes.digest_of(now), watcher)
+        job = _Job(recipe, split, folder, ledger, run_notes.digest_of(now), watcher, runtime)
         _report_changes(job, now)
         outcome = _reference(job, method) if isinstance(method, Reference) else _federated(job, method)
         folder.add_ranks(outcome.evaluated)
         result = _result(job, method, outcome)
         result["cpu_seconds"] = time.process_time() - began
         folder.write_json("result.json", result)
-        return folder.result()
+        return Finished(folder, folder.result(), recipe, method, split, outcome.trained, outcome.score)
 
 
 def _report_changes(job: _Job, now: dict[str, Any]) -> None:
@@ -379,9 +442,9 @@ def _federated(job: _Job, method: Method) -> _Outcome:
     planned = [charges for charges, _ in _planned(recipe, method, split)]
     for release, charges in run_notes.counted(method, split, planned).items():
         ledger.charge(release, charges, repeat=True, digest=job.digest)
-    fitted = fit(
+    trained = fit(
         method,
-        simulator(recipe, split),
+        job.runtime or simulator(recipe, split),
         rounds=recipe.rounds,
         cohort=recipe.cohort,
         seed=recipe.seed,
@@ -394,9 +457,10 @@ def _federated(job: _Job, method: Method) -> _Outcome:
         checkpoints=job.folder,
         digest=job.digest,
     )
-    if fitted.stopped:
-        job.watcher.say(fitted.stopped)
-    return _Outcome(fitted.evaluated, fitted.chosen, run_notes.parameters_of(fitted, recipe.seed), fitted.stopped)
+    if trained.stopped:
+        job.watcher.say(trained.stopped)
+    numbers = run_notes.parameters_of(trained, recipe.seed)
+    return _Outcome(trained.evaluated, trained.chosen, numbers, trained.stopped, trained)
 
 
 def simulator(recipe: Recipe, split: Split) -> Simulator:
@@ -442,7 +506,7 @@ def _reference(job: _Job, method: Reference) -> _Outcome:
         )
         job.record(line.measured(evaluated, line.epsilon, watch.lap()))
         watch.lap()
-    return _Outcome(best, chosen or step)
+    return _Outcome(best, chosen or step, score=score if step and chosen in (0, step) else None)
 
 
 def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:

@@ -33,7 +33,7 @@ from homebody.reference import Reference
 from homebody.report.record import Parameters, Result
 from homebody.report.statement import VOCABULARY
 from homebody.rng import Rng
-from homebody.training import Fitted
+from homebody.training import Trained
 
 __all__ = [
     "PACKAGE",
@@ -322,7 +322,7 @@ def result_of(
     }
 
 
-def parameters_of(fitted: Fitted, seed: int) -> Parameters:
+def parameters_of(fitted: Trained, seed: int) -> Parameters:
     """How many numbers are shared, how many a device that joins holds, and how many one device's model has of both.
 
     A device's own copy of a shared tensor counts once in the model, and rows of a table are part of the table.

@@ -21,7 +21,8 @@ from homebody.report.statement import figure
 from homebody.rng import SystemRng
 from homebody.run import reopen
 from homebody.simulation import Simulator
-from homebody.simulation.clients import Clients, best_of
+from homebody.simulation.clients import Clients
+from homebody.simulation.rankings import best_of
 
 __all__ = ["Suggested", "recommend_for", "recommend_to", "recommend_to_view"]
 
@@ -51,7 +52,7 @@ def recommend_for(
     _refuse_few(k)
     fitted, population = reopen(path, trust_code=trust_code)
     items = [population.item(name) for name in clicks]
-    best = fitted.recommend_for(items, features, now, k, ratings=ratings)
+    best = fitted.ranked_for(items, features, now, k, ratings=ratings)
     return _shown(population, best)
 
 

@@ -511,7 +511,7 @@ class MethodContract:
             a, b = (fit(self.method(), Simulator(self.people()), rounds=2, cohort=cohort, seed=4) for _ in range(2))
             assert a.metrics == b.metrics, "two runs from one seed differ in their metrics"
             _identical(a.shared, b.shared, "the shared parameters of two runs from one seed")
-            assert a.recommend(user=3) == b.recommend(user=3), "two runs from one seed recommend differently"
+            assert a.ranked(user=3) == b.ranked(user=3), "two runs from one seed recommend differently"
 
     def test_someone_who_joins_late_is_served_like_the_others(self) -> None:
         """With few clients a round, some are new, some come back, some are absent."""
@@ -522,7 +522,7 @@ class MethodContract:
             method, Simulator(split), rounds=4, cohort=some, evaluate_every=4, on_round=lambda r: losses.append(r.loss)
         )
         assert all(loss is None or math.isfinite(loss) for loss in losses)
-        assert all(len(fitted.recommend(user=user, k=3)) == 3 for user in range(0, split.n_users, 29))
+        assert all(len(fitted.ranked(user=user, k=3)) == 3 for user in range(0, split.n_users, 29))
 
     def test_hyper_parameters_cannot_be_assigned_or_senseless(self) -> None:
         _check_fields(self.method())

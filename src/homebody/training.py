@@ -32,7 +32,7 @@ from homebody.progress import Best, Checkpoints, Progress, Round, better
 from homebody.rng import Rng, SystemRng
 from homebody.stopwatch import Lap, Stopwatch
 
-__all__ = ["Fitted", "Training", "carry", "choose", "diverged", "fit", "origin", "phase_rng"]
+__all__ = ["Trained", "Training", "carry", "choose", "diverged", "fit", "origin", "phase_rng"]
 
 ATTEMPTS = 5
 """How often a round is tried before training is given up. Each attempt is charged."""
@@ -51,8 +51,11 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A trained model: the shared parameters, and a runtime whose clients hold their own."""
+class Trained:
+    """What the loop leaves: the shared parameters, and a runtime whose clients hold their own.
+
+    Users and items are numbers here; `homebody.notebook.Fitted` calls them what the data calls them.
+    """
 
     method: Method
     runtime: Runtime
@@ -78,11 +81,11 @@ class Fitted:
         """Certified ε of one person for each observer, at `delta`."""
         return self.ledger.epsilons(self.delta)
 
-    def recommend(self, user: int, k: int = 10) -> list[tuple[int, float]]:
+    def ranked(self, user: int, k: int = 10) -> list[tuple[int, float]]:
         """The best new items for a simulated client, with their scores."""
         return self.runtime.recommend(self.method, self.shared, user, k)
 
-    def recommend_for(
+    def ranked_for(
         self,
         items: Sequence[int] = (),
         features: Mapping[str, object] | None = None,
@@ -99,7 +102,7 @@ class Fitted:
         >>> from homebody import FedIALS, Simulator, leave_one_out, load
         >>> few = leave_one_out(load("synthetic:users=200,items=100,mean=12"))
         >>> fitted = fit(FedIALS(factors=4), Simulator(few), rounds=2)
-        >>> best = fitted.recommend_for([3, 14, 15, 92, 65], k=3)
+        >>> best = fitted.ranked_for([3, 14, 15, 92, 65], k=3)
         >>> len(best.items), best.notes
         (3, ())
         """
@@ -122,7 +125,7 @@ def fit(
     on_round: Callable[[Round], None] | None = None,
     checkpoints: Checkpoints | None = None,
     digest: str = "",
-) -> Fitted:
+) -> Trained:
     """Train: choose cohort → charge ledger → collect through the channel → server step → evaluate → record.
 
     cohort: clients a round; None takes all. evaluate_every: 0 never evaluates and keeps the last round.
@@ -314,7 +317,7 @@ class _Loop:
         if self.checkpoints:
             self.checkpoints.save(replace(self.progress, clients=self.runtime.state()))
 
-    def finished(self, acting: Method, stopped: str | None) -> Fitted:
+    def finished(self, acting: Method, stopped: str | None) -> Trained:
         """The model of the chosen round; the last one if none was measured."""
         runtime, best = self.runtime, self.progress.best
         if best is None:
@@ -323,7 +326,7 @@ class _Loop:
             runtime.load_state(best.clients)
             evaluated, step, shared = best.evaluated, best.step, _on(runtime, best.shared)
         asked = Training(self.method, self.rounds, self.cohort, self.seed, self.budget)
-        return Fitted(acting, runtime, shared, evaluated, step, self.ledger, asked, self.delta, stopped)
+        return Trained(acting, runtime, shared, evaluated, step, self.ledger, asked, self.delta, stopped)
 
 
 def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:

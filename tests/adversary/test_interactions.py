@@ -17,11 +17,11 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
 from homebody.simulation import Simulator
-from homebody.training import Fitted, fit
+from homebody.training import Trained, fit
 
 
 def reading(method: Method, simulator: Simulator, users: int = 40, **how: int) -> Reading:
-    fitted: Fitted = fit(method, simulator, rounds=3, evaluate_every=0)
+    fitted: Trained = fit(method, simulator, rounds=3, evaluate_every=0)
     return read_interactions(method, simulator, fitted.shared, users=users, **how)
 
 

@@ -20,10 +20,10 @@ from homebody.privacy.stages import clip_factor
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import described, population
-from homebody.training import Fitted, fit
+from homebody.training import Trained, fit
 
 
-def trained(*, semi: bool = False, stages: tuple[Any, ...] = (Views(0.5),), names: str = "profile,taste") -> Fitted:
+def trained(*, semi: bool = False, stages: tuple[Any, ...] = (Views(0.5),), names: str = "profile,taste") -> Trained:
     method = FLMVDSSM(
         uplink=Channel(*stages), views=names, aggregate_users=not semi, widths="8,6,4", batch_size=8, server_rate=0.02
     )
@@ -31,11 +31,11 @@ def trained(*, semi: bool = False, stages: tuple[Any, ...] = (Views(0.5),), name
 
 
 @pytest.fixture(scope="module")
-def model() -> Fitted:
+def model() -> Trained:
     return trained()
 
 
-def attacked(fitted: Fitted, **wanted: Any) -> dict[str, Any]:
+def attacked(fitted: Trained, **wanted: Any) -> dict[str, Any]:
     assert isinstance(fitted.runtime, Simulator)
     wanted = {"users": 15, "participations": [1, 5], "sigmas": [0, 1, 4], "candidates": 6, **wanted}
     return read_view(fitted.method, fitted.runtime, fitted.shared, **wanted)
@@ -81,7 +81,7 @@ class TestBound:
 
 class TestWithoutNoise:
     @pytest.mark.slow
-    def test_the_other_view_is_read(self, model: Fitted) -> None:
+    def test_the_other_view_is_read(self, model: Trained) -> None:
         found = attacked(model)
         (error,) = [one for one in found["errors"] if one["sigma"] == 0]
         assert error["largest"] <= 1e-4
@@ -91,18 +91,18 @@ class TestWithoutNoise:
         assert guess(found, "kind", 0, 1)["most"] == 1
         assert not found["contradicted"]
 
-    def test_numbers_are_told_among_candidates_as_well(self, model: Fitted) -> None:
+    def test_numbers_are_told_among_candidates_as_well(self, model: Trained) -> None:
         found = attacked(model, target="taste", sigmas=[0], users=10)
         assert (found["feature"], found["attackers"]) == ("", ["profile"])
         assert guess(found, "profile", 0, 1)["accuracy"] == 1
         assert {one["question"] for one in found["guesses"]} == {"profile", "opposite"}
 
-    def test_there_are_no_more_candidates_than_profiles(self, model: Fitted) -> None:
+    def test_there_are_no_more_candidates_than_profiles(self, model: Trained) -> None:
         kinds = set(described().encoded["users"].columns["kind"].values.tolist()) - {0}
         found = attacked(model, candidates=60, users=2, participations=[1], sigmas=[0])
         assert found["candidates"] == len(kinds) > 2
 
-    def test_people_of_whom_the_view_knows_nothing_are_not_asked_about(self, model: Fitted) -> None:
+    def test_people_of_whom_the_view_knows_nothing_are_not_asked_about(self, model: Trained) -> None:
         assert isinstance(model.runtime, Simulator)
         attack = _Attack.of(model.method, model.runtime, model.shared, "profile", None)
         people = attack.people(np.random.default_rng(0))
@@ -112,7 +112,7 @@ class TestWithoutNoise:
 
 class TestWithNoise:
     @pytest.mark.slow
-    def test_opposite_parts_are_told_apart_as_often_as_the_limit_says(self, model: Fitted) -> None:
+    def test_opposite_parts_are_told_apart_as_often_as_the_limit_says(self, model: Trained) -> None:
         found = attacked(model, users=30, participations=[1, 5], sigmas=[1, 4], seed=3)
         for sigma, length in ((1, 1), (4, 1), (4, 5)):
             one = guess(found, "opposite", sigma, length)
@@ -122,7 +122,7 @@ class TestWithNoise:
         assert not found["contradicted"]
 
     @pytest.mark.slow
-    def test_noise_as_drawn_hides_what_distances_say(self, model: Fitted) -> None:
+    def test_noise_as_drawn_hides_what_distances_say(self, model: Trained) -> None:
         found = attacked(model, users=30, sigmas=[1], seed=4)
         for length in (1, 5):
             one = guess(found, "kind", 1, length)
@@ -130,14 +130,14 @@ class TestWithNoise:
             assert abs(one["accuracy"] - one["computed"]) < 4 * spread
             assert one["computed"] < one["most"]
 
-    def test_it_is_in_every_coordinate(self, model: Fitted) -> None:
+    def test_it_is_in_every_coordinate(self, model: Trained) -> None:
         (error,) = attacked(model, sigmas=[1], users=5, participations=[1])["errors"]
         numbers = sum(value.numel() for name, value in model.shared.items() if name.startswith("item/"))
         # A part is as long as the clip at most, and the noise has the clip as its deviation.
         assert error["median"] >= 0.95 * math.sqrt(numbers)
 
     @pytest.mark.slow
-    def test_too_little_noise_is_found_out(self, model: Fitted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_little_noise_is_found_out(self, model: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
         def half(rng: Rng, depth: int, *shape: int) -> Tensor:
             return grid.gaussian(rng, depth, *shape) // 2
 
@@ -147,14 +147,14 @@ class TestWithNoise:
         assert guess(found, "opposite", 2, 1)["above"]
 
     @pytest.mark.slow
-    def test_a_loose_clip_is_found_out(self, model: Fitted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_loose_clip_is_found_out(self, model: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
         def loose(power: Tensor, order: int, norm: float) -> Tensor:
             return clip_factor(power, order, 2 * norm)
 
         monkeypatch.setattr(views, "clip_factor", loose)
         assert attacked(model, users=40, sigmas=[2])["contradicted"]
 
-    def test_the_same_seed_gives_the_same(self, model: Fitted) -> None:
+    def test_the_same_seed_gives_the_same(self, model: Trained) -> None:
         one, again, other = (attacked(model, users=5, sigmas=[1], seed=seed) for seed in (1, 1, 2))
         assert one == again
         assert one != other
@@ -194,7 +194,7 @@ class TestRefused:
             ({"confidence": 1.0}, "between 0 and 1"),
         ],
     )
-    def test_what_makes_no_sense(self, model: Fitted, wanted: dict[str, Any], sentence: str) -> None:
+    def test_what_makes_no_sense(self, model: Trained, wanted: dict[str, Any], sentence: str) -> None:
         with pytest.raises(HomebodyError, match=sentence):
             attacked(model, **wanted)
 

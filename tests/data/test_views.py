@@ -247,7 +247,7 @@ class TestElsewhere:
         done = split(people, "ratio:valid=0", how="random")
         method, simulator = FedIALS(factors=3), Simulator(done)
         fitted = fit(method, simulator, rounds=1)
-        best = {item for item, _ in fitted.recommend(0, k=people.n_items)}
+        best = {item for item, _ in fitted.ranked(0, k=people.n_items)}
         assert people.elsewhere is not None
         there = set(people.elsewhere.items[: people.elsewhere.indptr[1]].tolist())
         assert best == set(range(people.n_items)) - there - set(people.history(0).tolist())
@@ -332,7 +332,7 @@ class TestRuns:
         fitted, population = reopen(Path(result["run"]))
         assert population.elsewhere is not None
         there = population.elsewhere.items[: population.elsewhere.indptr[1]]
-        assert not set(there.tolist()) & {item for item, _ in fitted.recommend(0, k=60)}
+        assert not set(there.tolist()) & {item for item, _ in fitted.ranked(0, k=60)}
 
     def test_views_follow_the_seed(self) -> None:
         first, second = (population_of(self.recipe(seed=seed)).elsewhere for seed in (0, 1))

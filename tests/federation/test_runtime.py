@@ -646,7 +646,7 @@ def test_the_server_waits_for_as_many_people_as_it_was_told(
 def test_rankings_are_asked_of_devices_alone(town: Callable[..., Any], people: Callable[..., Any]) -> None:
     one = town(people(), (3, 1, 3), PLAN)
     with pytest.raises(HomebodyError, match="Rankings stay on the devices"):
-        one.fit().recommend(0)
+        one.fit().ranked(0)
 
 
 @dataclass(frozen=True)

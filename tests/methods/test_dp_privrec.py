@@ -518,7 +518,7 @@ def test_a_run_on_disk_goes_on_between_its_stages(tmp_path: Path) -> None:
     result = resume(cut)
     assert (result["metrics"], result["epsilon"]) == (whole["metrics"], whole["epsilon"])
     fitted, _ = reopen(cut)
-    assert len(fitted.recommend(3, 5)) == 5
+    assert len(fitted.ranked(3, 5)) == 5
 
 
 # People whose data is public.

@@ -180,7 +180,7 @@ def test_three_rounds_equal_plain_per_client_pytorch(name: str, size: int | None
     fitted = fit(method, simulator, rounds=3, cohort=size, seed=9, evaluate_every=0)
     assert torch.allclose(fitted.shared["item"].double(), slow.table, rtol=1e-3, atol=1e-4)
     for user in range(split.n_users):
-        own, fast = slow.scores(user), dict(fitted.recommend(user, k=split.n_items))
+        own, fast = slow.scores(user), dict(fitted.ranked(user, k=split.n_items))
         assert fast == {item: pytest.approx(float(own[item]), rel=2e-3, abs=2e-3) for item in fast}, f"user {user}"
 
 
@@ -323,7 +323,7 @@ def test_fedrecon_equals_plain_pytorch(dual: bool, fused: bool) -> None:
         one = Rebuilds(method, fitted.shared["item"])
         one.round(items, labels, every, every)
         own = (one.embedding.weight if dual else fitted.shared["item"].double()) @ one.user
-        fast = dict(fitted.recommend(user, k=split.n_items))
+        fast = dict(fitted.ranked(user, k=split.n_items))
         assert fast == {item: pytest.approx(float(own[item].detach()), rel=1e-3, abs=1e-3) for item in fast}
 
 
@@ -366,7 +366,7 @@ def test_someone_alone_tells_nothing_and_hears_nothing() -> None:
     assert single.n_users == 1
     one = fit(Alone(**FAST), Simulator(single), rounds=3, seed=4)
     two = fit(replace(PFedRec(**FAST)), Simulator(single), rounds=3, seed=4)
-    assert dict(one.recommend(0, 50)) == pytest.approx(dict(two.recommend(0, 50)), rel=1e-4, abs=1e-4)
+    assert dict(one.ranked(0, 50)) == pytest.approx(dict(two.ranked(0, 50)), rel=1e-4, abs=1e-4)
 
 
 def test_who_trains_alone_has_no_way_out_to_put_stages_on() -> None:

@@ -134,7 +134,7 @@ def test_someone_new_is_served_and_better_than_by_popularity() -> None:
     guest = int(np.flatnonzero(~people.learn)[0])
     data = Data(*(torch.from_numpy(part)[0] for part in people.padded(np.array([guest]))), simulator.catalogue)
     every = FCF(factors=8).score(fitted.shared, {}, data, torch.arange(people.n_items))
-    for item, score in fitted.recommend(guest, k=5):
+    for item, score in fitted.ranked(guest, k=5):
         assert score == pytest.approx(float(every[item]), abs=1e-5)
 
 

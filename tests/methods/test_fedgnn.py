@@ -152,4 +152,4 @@ def test_someone_who_did_not_train_adapts_and_is_served() -> None:
     mean, error = chance(people)
     assert fitted.metrics["valid/ndcg@10"] > mean + 4 * error
     guest = int(np.flatnonzero(~people.learn)[0])
-    assert len(fitted.recommend(guest, k=5)) == 5
+    assert len(fitted.ranked(guest, k=5)) == 5

@@ -60,7 +60,7 @@ def test_it_is_centralised_ials(rounds: int, scaling: float) -> None:
     fitted = fit(FedIALS(**fields), Simulator(split), rounds=rounds, seed=3, evaluate_every=0)
     scores = IALS(**fields).trained(split.histories(), 3, rounds)(np.arange(split.n_users), torch.arange(split.n_items))
     for user in range(0, split.n_users, 7):
-        for item, score in fitted.recommend(user, k=split.n_items):
+        for item, score in fitted.ranked(user, k=split.n_items):
             assert score == pytest.approx(float(scores[user, item]), abs=1e-4)
 
 

@@ -249,7 +249,7 @@ def test_three_rounds_equal_plain_per_client_pytorch(fused: bool, size: int | No
     assert torch.allclose(fitted.shared["item"].double(), slow.table, rtol=1e-3, atol=1e-4)
     for user in range(split.n_users):
         own = slow.scores(user)
-        fast = dict(fitted.recommend(user, k=split.n_items))
+        fast = dict(fitted.ranked(user, k=split.n_items))
         assert set(fast) == set(range(split.n_items)) - set(split.population.history(user).tolist())
         for item, score in fast.items():
             assert score == pytest.approx(float(own[item]), rel=1e-3, abs=1e-3), f"user {user}, item {item}"

@@ -25,7 +25,7 @@ from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import Watcher, execute, resume
 from homebody.simulation import Simulator
-from homebody.training import Fitted, fit
+from homebody.training import Trained, fit
 
 PEOPLE = "synthetic:users=40,items=60,mean=12"
 BUDGET = "eps=4,delta=1e-5,unit=user,observer=public"
@@ -70,7 +70,7 @@ def test_text_that_is_no_budget_is_refused(text: str, sentence: str) -> None:
         Budget.parse(text)
 
 
-def trained(split: Split, budget: Budget | None, uplink: Channel, **options: Any) -> Fitted:
+def trained(split: Split, budget: Budget | None, uplink: Channel, **options: Any) -> Trained:
     return fit(FedMF(factors=2, uplink=uplink), Simulator(split), budget=budget, cohort=10, **options)
 
 

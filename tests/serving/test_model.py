@@ -17,7 +17,7 @@ from homebody.serving.model import AtHome, Head, Served, interest_of, rank
 from homebody.serving.rows import Part, join
 from homebody.simulation import Simulator
 from homebody.testing import described, impressed
-from homebody.training import Fitted, fit
+from homebody.training import Trained, fit
 
 FIELDS = {
     "fedials": {"factors": 6},
@@ -39,7 +39,7 @@ NEWS = {
 
 
 @cache
-def trained(name: str) -> Fitted:
+def trained(name: str) -> Trained:
     method = build(name, {**FIELDS, **NEWS}[name])
     people = impressed() if name in NEWS else described()
     return fit(method, Simulator(people), rounds=2, evaluate_every=0)
@@ -116,7 +116,7 @@ def test_who_never_trained_adapts_as_a_newcomer_does() -> None:
     for name in ("fedials", "fedmf", "privrec"):
         model, fitted = served(name), trained(name)
         theirs = AtHome([model.ids[item] for item in (3, 9, 40)])
-        newcomer = fitted.recommend_for([3, 9, 40], k=120)
+        newcomer = fitted.ranked_for([3, 9, 40], k=120)
         expected = dict(newcomer.items)
         ranked = rank(model.head, whole(model.rows(), model), theirs, 120)
         found = {model.ids.index(item): score for item, score in ranked.items}

@@ -22,7 +22,7 @@ from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.simulation import states as stores
 from homebody.simulation.ablations import Borrowing, item_tables
-from homebody.training import Fitted, fit
+from homebody.training import Trained, fit
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def split() -> Split:
 
 
 @pytest.fixture(scope="module", params=[None, 7], ids=["everyone", "a few a round"])
-def fitted(request: pytest.FixtureRequest, split: Split) -> Fitted:
+def fitted(request: pytest.FixtureRequest, split: Split) -> Trained:
     method = PFedRec(factors=4, item_rate=1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stores, "SMALL", 8)
@@ -120,7 +120,7 @@ def fitted(request: pytest.FixtureRequest, split: Split) -> Fitted:
     return fit(method, runtime, rounds=4, cohort=request.param, evaluate_every=0)
 
 
-def whole(fitted: Fitted) -> tuple[Tensor, Tensor, Tensor]:
+def whole(fitted: Trained) -> tuple[Tensor, Tensor, Tensor]:
     """Everyone's tuned table, weights and bias, one client at a time; whoever never took part has the latest."""
     runtime = fitted.runtime
     assert isinstance(runtime, Simulator)
@@ -141,7 +141,7 @@ def whole(fitted: Fitted) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack(tables), torch.stack(weights), torch.stack(biases)
 
 
-def expected(fitted: Fitted, table_of: Callable[[int], Tensor]) -> dict[str, float]:
+def expected(fitted: Trained, table_of: Callable[[int], Tensor]) -> dict[str, float]:
     _, weights, biases = whole(fitted)
 
     def score(users: np.ndarray, items: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def test_every_dual_method_lends(name: str, split: Split) -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_against_whole_tables(fitted: Fitted) -> None:
+def test_against_whole_tables(fitted: Trained) -> None:
     """Several buckets, and several bases where a few take part in a round."""
     runtime, (tables, _, _) = fitted.runtime, whole(fitted)
     assert isinstance(runtime, Simulator)

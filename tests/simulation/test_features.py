@@ -86,8 +86,8 @@ def test_a_method_sees_its_own_persons_features() -> None:
     for user, group in enumerate(groups):
         np.add.at(expected[{"a": 1, "b": 2, "c": 3}[group]], done.training(user), 1)
     np.testing.assert_array_equal(fitted.shared["count"], expected)
-    assert all(item < 20 for item, _ in fitted.recommend(0, k=5))
-    assert all(item >= 20 for item, _ in fitted.recommend(1, k=5))
+    assert all(item < 20 for item, _ in fitted.ranked(0, k=5))
+    assert all(item >= 20 for item, _ in fitted.ranked(1, k=5))
 
 
 def test_people_training_never_met_are_unknown() -> None:

@@ -21,7 +21,7 @@ from homebody.methods.ials import IALS
 from homebody.methods.pfedrec import PFedRec
 from homebody.rng import Rng
 from homebody.simulation import Simulator, clients
-from homebody.training import Fitted, fit
+from homebody.training import Trained, fit
 
 SMALL = {
     "fedmf": FedMF(factors=4, item_rate=1.0),
@@ -44,7 +44,7 @@ def changed(population: Population, who: np.ndarray) -> Population:
     return replace(population, items=items)
 
 
-def trained(method: object, done: Split, rounds: int = 2, **options: object) -> Fitted:
+def trained(method: object, done: Split, rounds: int = 2, **options: object) -> Trained:
     return fit(method, Simulator(done, **options), rounds=rounds, seed=1, evaluate_every=rounds)  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def test_a_guest_ranks_with_what_it_adapted_to(population: Population, name: str
         batch = method.prepare(data, rng.fold("adapt").fold(user))
         adapted = method.adapt(fitted.shared, fresh, batch)
         scores = method.score(fitted.shared, adapted, data, everything)
-        told = dict(fitted.recommend(user, done.n_items))
+        told = dict(fitted.ranked(user, done.n_items))
         assert set(told) == set(range(done.n_items)) - set(population.history(user).tolist())
         assert told == {item: pytest.approx(float(scores[item]), rel=1e-4, abs=1e-5) for item in told}
         untouched = method.score(fitted.shared, fresh, data, everything)
@@ -107,7 +107,7 @@ def test_a_user_without_history_ranks_with_a_fresh_state(population: Population,
         data = client(done, user)
         fresh = method.init_local(fitted.shared, rng.fold("local").fold(user))
         scores = method.score(fitted.shared, fresh, data, torch.arange(done.n_items))
-        told = dict(fitted.recommend(user, done.n_items))
+        told = dict(fitted.ranked(user, done.n_items))
         assert told == {item: pytest.approx(float(scores[item]), rel=1e-4, abs=1e-5) for item in told}
 
 
@@ -125,12 +125,12 @@ def test_whoever_trains_or_has_nothing_does_not_adapt(population: Population) ->
     fitted = trained(Shy(factors=4, item_rate=1.0), done)
     sums = fitted.shared["item"].sum(1)
     for user in range(done.n_users):
-        told = dict(fitted.recommend(user, done.n_items))
+        told = dict(fitted.ranked(user, done.n_items))
         marked = {item: float(1000 * (1 + done.lengths[user]) * sums[item]) for item in told}
         if told:  # someone has everything
             assert (told == pytest.approx(marked, rel=1e-4, abs=1e-2)) == (not done.learn[user])
     cold = split(population, "cold-users", seed=3)
-    told = dict(trained(Shy(factors=4, item_rate=1.0), cold).recommend(int(cold.asked()[0]), 5))
+    told = dict(trained(Shy(factors=4, item_rate=1.0), cold).ranked(int(cold.asked()[0]), 5))
     assert all(abs(score) < 100 for score in told.values())
 
 
@@ -196,7 +196,7 @@ def test_ials_places_guests_by_what_they_have_and_learns_nothing_from_them(popul
     fitted = trained(FedIALS(factors=4), done, rounds=3)
     scores = one(np.arange(done.n_users), everything)
     for user in guests.tolist():
-        told = dict(fitted.recommend(user, done.n_items))
+        told = dict(fitted.ranked(user, done.n_items))
         assert told == {item: pytest.approx(float(scores[user, item]), rel=1e-2, abs=1e-3) for item in told}
     metrics = by_hand(done, scores.numpy())
     assert fitted.metrics["full/ndcg@10"] == pytest.approx(metrics["full/ndcg@10"], abs=0.02)

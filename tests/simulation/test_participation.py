@@ -27,7 +27,7 @@ from homebody.privacy import (
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
-from homebody.training import Fitted, choose, fit
+from homebody.training import Trained, choose, fit
 
 SEED, COHORT, ROUNDS, ITEMS = 3, 8, 6, 60
 TRAIN = Rng.of(SEED, "train")
@@ -40,7 +40,7 @@ def split() -> Split:
 
 
 @cache
-def trained(rounds: int) -> Fitted:
+def trained(rounds: int) -> Trained:
     return fit(METHOD, Simulator(split()), rounds=rounds, cohort=COHORT, seed=SEED, evaluate_every=0)
 
 
@@ -74,7 +74,7 @@ def alone(user: int, numbers: list[int]) -> Tree:
 
 def check_ranking(user: int, shared: Tree, local: Tree) -> None:
     scores = METHOD.score(shared, local, data(user), torch.arange(ITEMS))
-    told = dict(trained(ROUNDS).recommend(user, ITEMS))
+    told = dict(trained(ROUNDS).ranked(user, ITEMS))
     assert len(told) == ITEMS - len(split().population.history(user))
     assert told == {item: pytest.approx(float(scores[item]), rel=1e-4, abs=1e-5) for item in told}
 

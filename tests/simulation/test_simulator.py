@@ -206,7 +206,7 @@ def test_neither_chunks_nor_buckets_change_the_numbers(
     assert parts.metrics == pytest.approx(whole.metrics, abs=0.1)  # one of twelve people, should a tie fall apart
     assert parts.evaluated.per_user["user"].tolist() == list(range(12))
     for user in range(12):
-        assert dict(parts.recommend(user, 50)) == pytest.approx(dict(whole.recommend(user, 50)), rel=1e-3, abs=1e-4)
+        assert dict(parts.ranked(user, 50)) == pytest.approx(dict(whole.ranked(user, 50)), rel=1e-3, abs=1e-4)
 
 
 @FEDERATED
@@ -216,7 +216,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(split: Split, na
     other = fit(SMALL[name], Simulator(split), rounds=2, seed=2)
     assert same(first.shared, again.shared)
     assert first.metrics == again.metrics
-    assert first.recommend(3) == again.recommend(3)
+    assert first.ranked(3) == again.ranked(3)
     assert not close(first.shared, other.shared)
 
 
@@ -353,24 +353,24 @@ def test_someone_without_training_items_takes_no_part_and_is_still_served(name: 
     assert runtime.available().tolist() == [0, 2, 3]
     fitted = fit(SMALL[name], runtime, rounds=3)
     assert fitted.evaluated.per_user["user"].tolist() == [0, 3]
-    assert len(fitted.recommend(1, k=20)) == 7
-    assert {item for item, _ in fitted.recommend(2, k=20)} == {0, 2, 3, 5, 6}
+    assert len(fitted.ranked(1, k=20)) == 7
+    assert {item for item, _ in fitted.ranked(2, k=20)} == {0, 2, 3, 5, 6}
 
 
 @FEDERATED
 def test_one_person_and_few_items_are_enough(name: str) -> None:
     fitted = fit(SMALL[name], Simulator(people([3, 0, 2], n_items=5)), rounds=2)
     assert fitted.metrics["full/hr@5"] == fitted.metrics["hr@5"] == 1.0
-    assert {item for item, _ in fitted.recommend(0)} == {1, 4}
+    assert {item for item, _ in fitted.ranked(0)} == {1, 4}
     everything = fit(SMALL[name], Simulator(people([3, 0, 2, 1], n_items=4)), rounds=2)
     assert everything.metrics["hr@5"] == 1.0
-    assert everything.recommend(0) == []
+    assert everything.ranked(0) == []
 
 
 def test_nobody_is_recommended_what_they_have(split: Split) -> None:
     fitted = fit(SMALL["fedials"], Simulator(split), rounds=1)
     for user in range(0, 40, 4):
-        best = fitted.recommend(user, k=60)
+        best = fitted.ranked(user, k=60)
         items, scores = [item for item, _ in best], [score for _, score in best]
         assert not set(items) & set(split.population.history(user).tolist())
         assert len(items) == 60 - len(split.population.history(user))
@@ -448,8 +448,8 @@ def test_few_clients_work_on_one_thread(few: bool, monkeypatch: pytest.MonkeyPat
 def test_a_copy_holds_the_same_and_changes_nothing(name: str) -> None:
     split = leave_one_out(load("synthetic:users=60,items=40,mean=8"))
     fitted = fit(SMALL[name], Simulator(split), rounds=3, cohort=20)
-    before = [fitted.recommend(user) for user in range(split.n_users)]
+    before = [fitted.ranked(user) for user in range(split.n_users)]
     other = fitted.runtime.copy(fitted.method)
     assert [other.recommend(fitted.method, fitted.shared, user, 10) for user in range(split.n_users)] == before
     fit(replace(SMALL[name], item_rate=0.5) if name != "fedials" else SMALL[name], other, rounds=2, seed=1)
-    assert [fitted.recommend(user) for user in range(split.n_users)] == before
+    assert [fitted.ranked(user) for user in range(split.n_users)] == before

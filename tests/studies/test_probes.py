@@ -32,7 +32,7 @@ from homebody.simulation.ablations import item_tables
 from homebody.studies import cells, probes, reproduce, run_cells
 from homebody.studies.papers import read_paper
 from homebody.studies.reproduce import plan
-from homebody.training import Fitted, Training, fit
+from homebody.training import Trained, Training, fit
 
 DATA = "synthetic:users=40,items=60,mean=12"
 PFEDREC = Recipe("pfedrec", DATA, fields={"factors": 4, "item_rate": 1.0}, rounds=3)
@@ -111,13 +111,13 @@ class Tableless(Untuned):
         return {"count": torch.zeros(7)}
 
 
-def held(method: Method) -> Fitted:
+def held(method: Method) -> Trained:
     """One person: trains on items 0, 1 and 2, item 6 for validation, 3 for test; 4 and 5 are strangers."""
     items = np.array([0, 1, 2, 6, 3], dtype=np.int32)
     runtime = Simulator(leave_one_out(Population("toy", np.array([0, 5]), items, n_items=7), how="latest"))
     runtime.begin(method, Rng.of(0))
     shared = method.init_shared(runtime.catalogue, Rng.of(0))
-    return Fitted(method, runtime, shared, Evaluated({}), 0, Ledger(), Training(method, 1, None, 0))
+    return Trained(method, runtime, shared, Evaluated({}), 0, Ledger(), Training(method, 1, None, 0))
 
 
 def read(folder: Path, probe: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from homebody.rng import Rng
 from homebody.serving import interests
 from homebody.serving.rows import SCALE, Part
 from homebody.simulation import Simulator
-from homebody.training import Fitted
+from homebody.training import Trained
 
 __all__ = ["AtHome", "Head", "Ranked", "Served", "acting", "interest_of", "item_ids", "rank"]
 
@@ -301,7 +301,7 @@ class Served:
     @classmethod
     def of_fitted(
         cls,
-        fitted: Fitted,
+        fitted: Trained,
         name: str,
         fields: Mapping[str, Any],
         query: Query | None,

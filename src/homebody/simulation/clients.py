@@ -34,9 +34,10 @@ from homebody.methods.kernels import adapt_many, indexed, kernel_of, train_many
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.simulation.newcomers import NewcomerSplit, moment, newcomer_split
+from homebody.simulation.rankings import Ranking, best_new
 from homebody.simulation.states import LocalStore
 
-__all__ = ["SAMPLES_AT_ONCE", "Clients", "best_of", "usable_device"]
+__all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
 
 SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
@@ -237,19 +238,32 @@ class Clients:
         self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, Tensor] | None = None
     ) -> list[tuple[int, float]]:
         """now: the context of the request, each value of shape (1, 1, …)."""
-        scores = self.scores(method, shared, user, now)
-        if len(scores) and bool(torch.isnan(scores).all()):
-            raise Diverged(
-                f"{type(method).__name__} adapted to this person until none of its scores was a number: check the "
-                "ratings that were given, if any, or train with a smaller step of adapting."
-            )
-        scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # topk puts what is no number first
-        population = self.split.population
-        scores[torch.from_numpy(population.history(user).astype(np.int64))] = -torch.inf
-        if (elsewhere := population.elsewhere) is not None:
-            items = elsewhere.items[elsewhere.indptr[user] : elsewhere.indptr[user + 1]]
-            scores[torch.from_numpy(items.astype(np.int64))] = -torch.inf
-        return best_of(scores, k)
+        scores = self.scores(method, shared, user, now)[None]
+        return best_new(_sound(method, scores), self.split.population, np.array([user]), k).pairs(0)
+
+    def rankings(
+        self, method: Method, shared: Tree, users: Users, k: int, now: Mapping[str, Tensor] | None = None
+    ) -> Iterator[Ranking]:
+        """The best new items of many clients, by groups of similar length, in any order.
+
+        now: the context of all requests, as in `recommend`.
+        """
+        shared = indexed(method, shared, self.catalogue, fused=self.fused)
+        everything, around = torch.arange(self.catalogue.n_items, device=self.device), None
+        for some, width in self._scored_together(users):
+            if now:
+                around = {name: v.to(self.device).expand(len(some), *v.shape[1:]) for name, v in now.items()}
+            scores = self._scores(method, shared, some, self._data(some, width), everything, around)
+            scores = _sound(method, scores.reshape(len(some), -1).cpu())
+            yield best_new(scores, self.split.population, some, k)
+
+    def _scored_together(self, users: Users) -> Iterator[tuple[Users, int | None]]:
+        """These clients in groups that are scored at once, with the padded length of each."""
+        most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
+        known = self._store.knows(users)
+        yield from self._store.groups(users[known], SAMPLES_AT_ONCE, most)
+        others = users[~known]  # they neither train nor are asked
+        yield from ((others[start : start + USERS_AT_ONCE], None) for start in range(0, len(others), USERS_AT_ONCE))
 
     def scores(self, method: Method, shared: Tree, user: int, now: Mapping[str, Tensor] | None = None) -> Tensor:
         """How well each item of the catalogue fits one client, in the context of the request."""
@@ -457,8 +471,7 @@ class Clients:
             self._kept = groups
 
     def _held_out_groups(self) -> Iterator[QuestionGroup]:
-        most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
-        for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
+        for users, width in self._scored_together(self.split.asked()):
             one_by_one = bool(self._taken[0])
             rated = self._rates and self.split.population.ratings is not None
             asked = questions(self.split, users, self.device, one_by_one, rated)
@@ -473,15 +486,14 @@ class Clients:
             yield QuestionGroup(asked.users, data, asked.questions, torch.from_numpy(asked.items).to(self.device))
 
 
-def best_of(scores: Tensor, k: int) -> list[tuple[int, float]]:
-    """The k items with the highest scores; −∞ marks what is not to be recommended.
-
-    >>> best_of(torch.tensor([0.5, -torch.inf, 0.75]), 3)
-    [(2, 0.75), (0, 0.5)]
-    """
-    best = torch.topk(scores, min(k, len(scores)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(item, score) for item, score in pairs if score > -np.inf]
+def _sound(method: Method, scores: Tensor) -> Tensor:
+    """Scores (users, items) of which each is a number; somebody of whom none is one is an error."""
+    if scores.shape[1] and bool(torch.isnan(scores).all(dim=1).any()):
+        raise Diverged(
+            f"{type(method).__name__} adapted to this person until none of its scores was a number: check the "
+            "ratings that were given, if any, or train with a smaller step of adapting."
+        )
+    return scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # topk puts what is no number first
 
 
 @contextmanager

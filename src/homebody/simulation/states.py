@@ -51,6 +51,10 @@ class LocalStore:
         """Which of these clients have a state."""
         return self._held[users]
 
+    def knows(self, users: Users) -> npt.NDArray[np.bool_]:
+        """Which of these clients have a place here: those who train or are asked."""
+        return self._bucket_of[users] >= 0
+
     def groups(
         self, users: Users, samples: int, most: int | None = None, *, mixed: bool = False
     ) -> Iterator[tuple[Users, int]]:
@@ -58,7 +62,7 @@ class LocalStore:
 
         mixed: a piece may go on with the clients of the next bucket, who are shorter.
         """
-        users = users[self._bucket_of[users] >= 0]
+        users = users[self.knows(users)]
         users = users[np.lexsort((self._place[users], self._bucket_of[users]))]
         buckets = self._bucket_of[users]
         ends = np.full(len(users), len(users)) if mixed else np.searchsorted(buckets, buckets, side="right")

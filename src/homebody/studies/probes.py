@@ -37,7 +37,7 @@ from homebody.run import reopen
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import ITEM, Borrowing, Unadapted, item_tables
 from homebody.studies.serving import refuse_serving, serving
-from homebody.training import Fitted
+from homebody.training import Trained
 
 __all__ = ["CHEAP", "TABLES", "ProbedRun", "file_of", "lacks", "probe_of", "probed", "refuse", "take"]
 
@@ -74,7 +74,7 @@ def nothing(done: int, steps: int) -> None:
 class ProbedRun(NamedTuple):
     """A finished run, opened for a probe."""
 
-    fitted: Fitted
+    fitted: Trained
     recipe: Recipe
     """As it was run, with its rounds, its cohort and its noise."""
     settings: str = ""
@@ -312,7 +312,7 @@ def _flat(table: npt.NDArray[np.float32], seed: int) -> tuple[npt.NDArray[np.int
     return grid[:, 0], grid[:, 1]
 
 
-def separations(runtime: Simulator, fitted: Fitted, people: Users) -> tuple[Tensor, Tensor]:
+def separations(runtime: Simulator, fitted: Trained, people: Users) -> tuple[Tensor, Tensor]:
     """How well nearness to what a client trained on tells its training items, and its test item, from all others.
 
     An item is as near as the nearest training item other than itself, in the table the client ranks with. The

@@ -33,7 +33,7 @@ from homebody.progress import Round
 from homebody.report.record import Result, jsonable
 from homebody.report.words import measured
 from homebody.run_notes import result_of
-from homebody.training import Fitted, fit
+from homebody.training import Trained, fit
 
 __all__ = ["AGAIN", "LATER", "main", "train"]
 
@@ -81,7 +81,7 @@ def train(folder: Path, *, once: bool = False) -> Result:
     return result
 
 
-def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) -> Fitted:
+def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) -> Trained:
     recipe = plan.recipe
     rounds, select = recipe.rounds or method.about.rounds, recipe.selects()
 
@@ -110,7 +110,7 @@ def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) ->
     )
 
 
-def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, folder: Path) -> Result:
+def _result(plan: ServerPlan, method: Method, fitted: Trained, records: Records, folder: Path) -> Result:
     recipe = plan.recipe
     result = result_of(
         recipe,
