@@ -1,10 +1,9 @@
 """Homebody trains recommenders without collecting anyone's history.
 
 >>> import homebody as hb
->>> from homebody.training import fit
->>> split = hb.leave_one_out(hb.load("synthetic:users=200,items=100,mean=12"))
->>> fitted = fit(hb.FedIALS(factors=4), hb.Simulator(split), rounds=2)
->>> len(fitted.recommend(user=0, k=3)), fitted.epsilon["server"]
+>>> people = hb.load("synthetic:users=200,items=100,mean=12")
+>>> model = hb.fit(hb.FedIALS(factors=4), people, rounds=2, quiet=True)
+>>> len(model.recommend(user=0, k=3)), model.epsilon["server"]
 (3, inf)
 """
 
@@ -58,11 +57,13 @@ if TYPE_CHECKING:
     from homebody.methods.privaterec import PrivateRec as PrivateRec
     from homebody.methods.privrec import PrivRec as PrivRec
     from homebody.methods.privrec_cen import PrivRecCEN as PrivRecCEN
+    from homebody.notebook.fitted import Fitted as Fitted
+    from homebody.notebook.fitting import fit as fit
+    from homebody.notebook.keeping import open as open  # noqa: A004
     from homebody.privacy import Channel as Channel
     from homebody.privacy import Ledger as Ledger
     from homebody.reference import Reference as Reference
     from homebody.simulation import Simulator as Simulator
-    from homebody.training import Trained as Trained
 
 __version__ = "0.1.0"
 
@@ -72,7 +73,6 @@ _NAMES = {
     "homebody.data.partitions": "leave_one_out split",
     "homebody.data.splits": "Split",
     "homebody.errors": "HomebodyError",
-    "homebody.training": "Trained",
     "homebody.methods.baselines": "Chance Popularity PrivatePopularity",
     "homebody.methods.dp_fedrec": "DPFedRec",
     "homebody.methods.dp_privrec": "DPPrivRec",
@@ -97,6 +97,9 @@ _NAMES = {
     "homebody.methods.privaterec": "PrivateRec",
     "homebody.methods.privrec": "PrivRec",
     "homebody.methods.privrec_cen": "PrivRecCEN",
+    "homebody.notebook.fitted": "Fitted",
+    "homebody.notebook.fitting": "fit",
+    "homebody.notebook.keeping": "open",
     "homebody.privacy": "Channel Ledger",
     "homebody.reference": "Reference",
     "homebody.simulation": "Simulator",
@@ -107,7 +110,8 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 _ROOMS = ("account", "audit")
 """The modules that are names of the package themselves."""
 
-__all__ = [*_HOMES, *_ROOMS, "__version__"]
+# `from homebody import *` must not hide Python's own open().
+__all__ = [*(name for name in _HOMES if name != "open"), *_ROOMS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -120,4 +124,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "open"])

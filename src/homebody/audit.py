@@ -26,19 +26,20 @@ from homebody.core import Method
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, several
 from homebody.methods import name_of
+from homebody.notebook.fitted import Fitted
 from homebody.privacy.assumptions import assumptions
 from homebody.privacy.specs import stage_texts
 from homebody.report import RunFolder, audits
 from homebody.report.audits import AuditTable
 from homebody.simulation import Simulator
-from homebody.training import Fitted
+from homebody.training import Trained
 
 if TYPE_CHECKING:
     import polars as pl
 
 __all__ = ["Audit", "canary", "inspect", "interactions", "linkage", "membership", "view", "words"]
 
-Model = Fitted | str | Path
+Model = Fitted | Trained | str | Path
 """A fitted model, or the folder of a finished run."""
 Step = Callable[[int, int], None]
 """Told how many steps of how many are done."""
@@ -438,7 +439,7 @@ def inspect(
 class _Target(NamedTuple):
     """A trained model to attack, with clients that the attack may use up."""
 
-    fitted: Fitted
+    fitted: Trained
     clients: Simulator
     seed: int
     about: Mapping[str, Any]
@@ -495,6 +496,8 @@ class _Target(NamedTuple):
 
 def _target(model: Model, seed: int) -> _Target:
     if isinstance(model, Fitted):
+        model = model.trained
+    if isinstance(model, Trained):
         fitted, run, method, data = model, None, name_of(model.training.method), ""
         stages = stage_texts(fitted.training.method.uplink)
     else:

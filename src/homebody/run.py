@@ -217,7 +217,14 @@ def _trained(folder: RunFolder, recipe: Recipe, method: Method, split: Split) ->
     best = progress.best or Best(progress.step, Evaluated({}), progress.shared, progress.clients)
     runtime.load_state(best.clients)
     shared = {name: value.to(runtime.device) for name, value in best.shared.items()}
-    return Trained(acting, runtime, shared, best.evaluated, best.step, Ledger(folder.ledger_path), recipe.stated_at)
+    ledger, training = Ledger(folder.ledger_path), _training(recipe, method, split)
+    return Trained(acting, runtime, shared, best.evaluated, best.step, ledger, training, recipe.stated_at)
+
+
+def _training(recipe: Recipe, method: Method, split: Split) -> Training:
+    """How a recipe trains this method."""
+    cohort = cohort_of(recipe, method, split)
+    return Training(method, _rounds(recipe, method), cohort, recipe.seed, recipe.allowed())
 
 
 def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:
@@ -255,9 +262,7 @@ def settled(recipe: Recipe, data: InMemory | None = None) -> Recipe:
     return recipe
 
 
-def prepare(
-    recipe: Recipe, watcher: Watcher = QUIET, data: InMemory | None = None
-) -> tuple[Method | Reference, Split]:
+def prepare(recipe: Recipe, watcher: Watcher = QUIET, data: InMemory | None = None) -> tuple[Method | Reference, Split]:
     """Build and check what a recipe names: the method, and the population after its split. Nothing is written.
 
     data: taken instead of what the recipe names.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,7 +138,7 @@ def fit(
     digest repeats charged rounds at no further cost. With another digest, or none, every round is a new release and is
     charged; with another digest it also gets new noise.
     """
-    _check(method, rounds, evaluate_every)
+    _check(method, runtime, rounds, evaluate_every)
     ledger, delta = Ledger() if ledger is None else ledger, budget.delta if budget else delta
     select = select or method.scoring.select
     loop = _Loop(
@@ -454,7 +455,19 @@ def carry(old: Tree, new: Tree) -> Tree:
     return out
 
 
-def _check(method: Method, rounds: int, evaluate_every: int) -> None:
+def _check(method: Method, runtime: Runtime, rounds: int, evaluate_every: int) -> None:
+    """Refuse what cannot be trained; callers without a type checker may give anything."""
+    given: object = method
+    if isinstance(given, Recommender) and not isinstance(given, Method):
+        raise HomebodyError(
+            f"{type(given).__name__} is a centralised reference, which no runtime trains: hb.fit takes it."
+        )
+    if not isinstance(given, Method):
+        raise HomebodyError(f"A method is an object such as hb.FedMF(factors=16), not {given!r}.")
+    if not hasattr(runtime, "collect"):
+        raise HomebodyError(
+            f"Training takes a runtime, such as hb.Simulator(split), not a {type(runtime).__name__}: hb.fit takes data."
+        )
     if rounds < 1:
         raise HomebodyError(f"Rounds must be at least 1, not {rounds}.")
     if evaluate_every < 0:
@@ -511,7 +524,7 @@ def _step(method: Method, progress: Progress, got: Collected, number: int, *, la
     """
     try:
         before = {name: value.shape for name, value in progress.shared.items()}
-        shared, server = method.server(progress.shared, progress.server, got.total)
+        shared, server = _served(method, progress, got)
         _refuse_nonsense(method, before, shared, number)
     except Exception as error:
         if got.spoiled is None:
@@ -523,6 +536,31 @@ def _step(method: Method, progress: Progress, got: Collected, number: int, *, la
         return False
     progress.shared, progress.server = shared, server
     return True
+
+
+def _served(method: Method, progress: Progress, got: Collected) -> tuple[Tree, Tree]:
+    """The server's step. An update whose name it does not know is refused, whether it fails on it or ignores it."""
+    sent, before, kind = got.total.sum, progress.shared, type(method).__name__
+    listed = ", ".join(f"'{name}'" for name in sent)
+    try:
+        shared, server = method.server(before, progress.server, got.total)
+    except KeyError as error:
+        name = error.args[0]
+        if name in sent or not isinstance(name, str):
+            raise
+        raise HomebodyError(
+            f"{kind}.server() reads '{name}', and {kind}.client() sends {listed}: give both the same name."
+        ) from error
+    near = [name for each in sent if each not in before for name in difflib.get_close_matches(each, before, n=1)]
+    if (
+        near
+        and not sent.keys() & before.keys()
+        and all(torch.equal(shared[n], before[n]) for n in before if n in shared)
+    ):
+        raise HomebodyError(
+            f"{kind}.client() sends {listed}, and {kind}.server() changed nothing: did you mean '{near[0]}'?"
+        )
+    return shared, server
 
 
 def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree, number: int) -> None:

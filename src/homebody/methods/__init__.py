@@ -23,7 +23,18 @@ from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.reference import Reference
 from homebody.settings import params
 
-__all__ = ["METHODS", "MethodFile", "build", "code_of", "find", "name_of", "no_field", "own_channel", "trust"]
+__all__ = [
+    "METHODS",
+    "MethodFile",
+    "build",
+    "code_of",
+    "find",
+    "name_of",
+    "no_field",
+    "own_channel",
+    "recipe_name",
+    "trust",
+]
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.pfedrec:Alone",
@@ -77,6 +88,8 @@ class MethodFile(NamedTuple):
 def find(name: str) -> type[Method] | type[Reference]:
     """The class that a name stands for: a shipped method, an entry point, or a trusted `path/to/file.py:Class`.
 
+    `module:Class` is found too where this process has the module, such as a class that a notebook defines.
+
     >>> find("fedmf").__name__
     'FedMF'
     """
@@ -87,6 +100,8 @@ def find(name: str) -> type[Method] | type[Reference]:
         return _from_file(*place)
     if installed := entry_points(group=GROUP, name=name):
         return _checked(_loaded(name, next(iter(installed))))
+    if (loaded := _loaded_class(name)) is not None:
+        return _checked(loaded)
     raise unknown_name("method", name, METHODS)
 
 
@@ -98,6 +113,27 @@ def name_of(method: Method | Reference) -> str:
     """
     place = f"{type(method).__module__}:{type(method).__name__}"
     return next((name for name, there in METHODS.items() if there == place), type(method).__name__)
+
+
+def _loaded_class(name: str) -> object:
+    """What `module:Class` names, if this process has that module already; nothing is imported, so no code is run."""
+    module, colon, attribute = name.partition(":")
+    return vars(sys.modules[module]).get(attribute) if colon and module in sys.modules else None
+
+
+def recipe_name(kind: type[Method] | type[Reference]) -> str:
+    """The name by which `find` gives this class: what people type, or `module:Class` of a module that is loaded.
+
+    >>> recipe_name(find("fedmf"))
+    'fedmf'
+    """
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    shipped = next((name for name, known in METHODS.items() if known == place), None)
+    if shipped is not None:
+        return shipped
+    if _loaded_class(place) is not kind:
+        raise HomebodyError(f"{kind.__qualname__} is not found by its name: define the class at the top of a module.")
+    return place
 
 
 def build(name: str, given: Mapping[str, Any], stages: Sequence[str] = ()) -> Method | Reference:

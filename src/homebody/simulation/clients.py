@@ -84,7 +84,8 @@ class Clients:
         slices: Sequence[str] = (),
     ) -> None:
         self.split = split
-        self._cutoffs, self._slices = cutoffs, sliced(split.population, slices)
+        self.cutoffs, self.slices = tuple(cutoffs), tuple(slices)
+        self._of_slices = sliced(split.population, slices)
         self.device = usable_device(device)
         self.fused = fused
         self.catalogue = split.catalogue(self.device)
@@ -199,7 +200,7 @@ class Clients:
 
     def measured(self, blocks: Iterable[Block]) -> Evaluated:
         """The metrics of such scores."""
-        return summarise(sound(blocks), self._cutoffs, self._slices)
+        return summarise(sound(blocks), self.cutoffs, self._of_slices)
 
     def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
         """Everyone's scores with their held-out items. With contexts, each question is scored in its own."""
@@ -278,6 +279,12 @@ class Clients:
         """A client's best new items in a context, given by the names and values of the data source."""
         given = moment(method, self.split, now)
         return Recommended(self.recommend(method, shared, user, k, given.now), given.notes)
+
+    def rankings_in(
+        self, method: Method, shared: Tree, users: Users, k: int, now: Mapping[str, object]
+    ) -> Iterator[Ranking]:
+        """As `rankings`, in a context given as in `recommend_in`."""
+        return self.rankings(method, shared, users, k, moment(method, self.split, now).now)
 
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
         client, encoded = self.newcomer(method, newcomer)

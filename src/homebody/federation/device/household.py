@@ -172,7 +172,7 @@ class Household(Clients):
             return {}
         everything = torch.arange(self.catalogue.n_items, device=self.device)
         scores = self._scores(method, shared, users, self._data(users), everything)
-        return summarise([Block(users, scores, asked)], self._cutoffs).metrics
+        return summarise([Block(users, scores, asked)], self.cutoffs).metrics
 
     def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
         message = _unstacked(written(update))

@@ -1,0 +1,251 @@
+"""A trained model, with users and items as the data calls them."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from homebody.core import Method, Tree, Users
+from homebody.data import Population
+from homebody.data.splits import Split
+from homebody.errors import HomebodyError
+from homebody.markup import html
+from homebody.notebook.tables import history_frame, item_frame, ranking_frame, users_of
+from homebody.privacy import Ledger
+from homebody.reference import Reference, Score
+from homebody.report import words
+from homebody.run import Finished
+from homebody.simulation import Simulator, usable_device
+from homebody.simulation.rankings import Ranking, best_new
+from homebody.training import Trained
+
+__all__ = ["Fitted"]
+
+SCORES_AT_ONCE = 1 << 22
+SHOWN = ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10", "rmse", "mae", "impressions/auc", "impressions/ndcg@10")
+"""The metrics that a short text names, as far as there are any."""
+
+
+class Fitted:
+    """A trained model and the record of how it was trained.
+
+    >>> import homebody as hb
+    >>> model = hb.fit("fedials", "synthetic:users=200,items=100,mean=12", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=2).columns
+    ['user', 'rank', 'item', 'score']
+    >>> model.epsilon["server"], model.history.height
+    (inf, 2)
+    """
+
+    def __init__(self, done: Finished, *, temporary: Path | None = None) -> None:
+        """temporary: a folder that goes when the model goes."""
+        self._done = done
+        self._score = done.score
+        if temporary is not None:
+            weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+
+    @property
+    def method(self) -> Method | Reference:
+        """The method, with its settings and its way out; or the centralised reference."""
+        return self._done.method
+
+    @property
+    def split(self) -> Split:
+        """What was learnt from, and what was asked."""
+        return self._done.split
+
+    @property
+    def population(self) -> Population:
+        """The people and items."""
+        return self._done.split.population
+
+    @property
+    def path(self) -> Path:
+        """The folder with the record of the run, which `homebody show` shows. `save` keeps it."""
+        return self._done.folder.path
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The outcome as `homebody run --json` prints it."""
+        return {**self._done.result}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Test metrics under their names, validation metrics under `valid/`, of the chosen round."""
+        result = self._done.result
+        validation = {f"valid/{name}": value for name, value in result["validation"].items()}
+        return {name: float(value) for name, value in {**result["metrics"], **validation}.items()}
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """Certified ε of one person over the whole training, for each observer, at `delta`."""
+        return {who: float(value) for who, value in self._done.result["epsilon"].items()}
+
+    @property
+    def delta(self) -> float:
+        """The δ that ε is stated at."""
+        return self._done.result["epsilon_delta"]
+
+    @property
+    def chosen(self) -> int:
+        """The round that validation chose, counted over all phases."""
+        return self._done.result["chosen_round"]
+
+    @property
+    def stopped(self) -> str | None:
+        """Why training ended before its last round."""
+        return self._done.result["stopped"]
+
+    @property
+    def notes(self) -> list[str]:
+        """What was guessed, missing or left out."""
+        return list(self._done.result["notes"])
+
+    @cached_property
+    def history(self) -> pl.DataFrame:
+        """One row a round: loss, every metric, ε so far for each observer, bytes and seconds."""
+        return history_frame(self._done.folder.rounds())
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Every privacy charge of the training."""
+        return Ledger(self._done.folder.ledger_path)
+
+    @property
+    def trained(self) -> Trained:
+        """The shared parameters and the simulated clients, in numbers."""
+        if self._done.trained is None:
+            raise HomebodyError(
+                f"{type(self.method).__name__} is a centralised reference: it has no shared parameters and no clients."
+            )
+        return self._done.trained
+
+    @property
+    def runtime(self) -> Simulator:
+        """The simulated clients."""
+        runtime = self.trained.runtime
+        assert isinstance(runtime, Simulator)
+        return runtime
+
+    @property
+    def shared(self) -> Tree:
+        """The parameters that the server holds and sends to everyone, by name."""
+        return self.trained.shared
+
+    def recommend(self, user: object, k: int = 10, *, now: Mapping[str, object] | None = None) -> pl.DataFrame:
+        """The best new items of one user, of a list of users, or of everyone with "all", as a frame.
+
+        Users and items are called what the data calls them. now: the context in which they ask.
+
+        >>> import homebody as hb
+        >>> model = hb.fit("popularity", "synthetic:users=50,items=30,mean=6", quiet=True)
+        >>> model.recommend([3, 1], k=1)["user"].to_list()
+        [3, 1]
+        >>> model.recommend("all", k=5).height
+        250
+        """
+        _refuse_few(k)
+        users = users_of(self.population, user)
+        different = np.unique(users)
+        return ranking_frame(self.population, users, self._rankings(different, k, now))
+
+    def recommend_for(
+        self,
+        items: Sequence[object] = (),
+        features: Mapping[str, object] | None = None,
+        now: Mapping[str, object] | None = None,
+        k: int = 10,
+        *,
+        ratings: Sequence[float] | None = None,
+    ) -> pl.DataFrame:
+        """The best items for somebody who took no part in training, from the items that they have, oldest first.
+
+        items: by id or by name. features: what they tell of themselves; the rest is unknown. now: the context in which
+        they ask. ratings: their rating of each item. What was ignored or unknown comes as a warning.
+
+        >>> import homebody as hb
+        >>> model = hb.fit("fedials", "synthetic:users=200,items=100,mean=12", rounds=2, quiet=True)
+        >>> model.recommend_for([3, 14, 15, 92, 65], k=3).columns
+        ['rank', 'item', 'score']
+        """
+        _refuse_few(k)
+        if self._done.trained is None:
+            raise HomebodyError(
+                f"{type(self.method).__name__} is a centralised reference: it ranks for those whose histories it "
+                "collected. Only a federated method adapts to somebody new."
+            )
+        numbers = [self.population.item(str(item)) for item in _listed(items)]
+        best = self.trained.ranked_for(numbers, features, now, k, ratings=ratings)
+        for note in best.notes:
+            warnings.warn(note, stacklevel=2)
+        at, scores = ([pair[place] for pair in best.items] for place in (0, 1))
+        frame = item_frame(self.population, np.array(at, dtype=np.int64), np.array(scores, dtype=np.float32))
+        return frame.insert_column(0, pl.Series("rank", np.arange(1, len(at) + 1)))
+
+    def _rankings(self, users: Users, k: int, now: Mapping[str, object] | None) -> Iterator[Ranking]:
+        done = self._done
+        if done.trained is not None:
+            yield from self.runtime.rankings_in(done.trained.method, done.trained.shared, users, k, now or {})
+            return
+        if now:
+            raise HomebodyError(f"{type(self.method).__name__} is asked without a context: leave out now.")
+        score, everything = self._scores(), torch.arange(self.population.n_items)
+        size = max(1, SCORES_AT_ONCE // self.population.n_items)
+        for some in (users[start : start + size] for start in range(0, len(users), size)):
+            yield best_new(score(some, everything).float().clone(), self.population, some, k)
+
+    def _scores(self) -> Score:
+        """A reference's score function; one of an earlier pass than the last is trained again, up to there."""
+        if self._score is None:
+            done = self._done
+            assert isinstance(done.method, Reference)
+            histories = done.split.histories()._replace(device=usable_device(done.recipe.device))
+            self._score = done.method.trained(histories, done.recipe.seed, self.chosen)
+        return self._score
+
+    def __repr__(self) -> str:
+        return f"Fitted({self._title()}: {self._figures()}; ε {self._epsilons()})"
+
+    def _title(self) -> str:
+        return f"{self._done.recipe.short_method} on {self._done.result['data']}"
+
+    def _figures(self) -> str:
+        measured = self.metrics
+        shown = [f"{words.metric_name(name)} {measured[name]:.4f}" for name in SHOWN if name in measured]
+        return ", ".join(shown[:2]) or "not measured"
+
+    def _epsilons(self) -> str:
+        values = {who: words.epsilon(value) for who, value in self.epsilon.items()}
+        if len(set(values.values())) == 1:
+            return f"{next(iter(values.values()))} for every observer"
+        return ", ".join(f"{value} {who}" for who, value in values.items())
+
+    def _repr_html_(self) -> str:
+        measured, result = self.metrics, self._done.result
+        rows = [(words.metric_name(name), f"{measured[name]:.4f}") for name in SHOWN if name in measured]
+        rows += [(f"ε, {who}", words.epsilon(value)) for who, value in self.epsilon.items()]
+        rows += [("rounds", f"{result['rounds']}, chosen {result['chosen_round']}")]
+        rows += [("KB up, a client and round", words.kilobytes(result["bytes_up"]))]
+        said = [*([self.stopped] if self.stopped else []), result["meaning"], *result["notes"]]
+        return html(self._title(), ("", "test"), rows, said)
+
+
+def _listed(items: object) -> Sequence[object]:
+    """A list of items; one alone is a list of one."""
+    if isinstance(items, str | bytes) or not hasattr(items, "__iter__"):
+        return [items]
+    return list(items)
+
+
+def _refuse_few(k: int) -> None:
+    if k < 1:
+        raise HomebodyError(f"At least 1 item must be asked for, not {k}.")
