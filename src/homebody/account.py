@@ -25,6 +25,7 @@ import polars as pl
 from homebody.errors import HomebodyError
 from homebody.federation.secure_sum.cost import cost
 from homebody.markup import html
+from homebody.notebook.fitted import Fitted
 from homebody.privacy import Event, Ledger, Relation, Reports, Sampling, ShuffledReports, SkellamRelease
 from homebody.privacy.accountant import epsilon as certified
 from homebody.privacy.budget import calibrate_events, check_delta
@@ -37,7 +38,7 @@ from homebody.report import RunFolder, statement_page
 from homebody.report.statement import figure, lines_of, releases_of
 from homebody.report.statement import statement as stated
 from homebody.report.words import EpsilonMeaning, epsilon_meaning
-from homebody.training import Fitted
+from homebody.training import Trained
 
 __all__ = [
     "Statement",
@@ -226,7 +227,7 @@ def meaning(epsilon: float, delta: float = DELTA) -> EpsilonMeaning:
     return epsilon_meaning(epsilon, delta)
 
 
-def ledger(model: Fitted | Ledger | str | Path, delta: float | None = None) -> pl.DataFrame:
+def ledger(model: Fitted | Trained | Ledger | str | Path, delta: float | None = None) -> pl.DataFrame:
     """A ledger line by line: which releases told whom what, about which unit, and the ε of one of them.
 
     model: a fitted model, the folder of a run, or a ledger. Equal rounds that follow one another are one line. delta:
@@ -250,18 +251,18 @@ def ledger(model: Fitted | Ledger | str | Path, delta: float | None = None) -> p
     return _lines(lines_of([*releases_of(charged.entries())], delta))
 
 
-def statement(model: str | Path, delta: float | None = None) -> Statement:
+def statement(model: Fitted | str | Path, delta: float | None = None) -> Statement:
     """What a run certifies, to whom, about what, and what that rests on: every ε derived anew from its ledger.
 
-    model: the folder of a run. delta: the δ to state ε at; None: the run's. A ledger that was changed, or that lost
-    charges of rounds that were recorded, is refused.
+    model: a model of `hb.fit`, or the folder of a run. delta: the δ to state ε at; None: the run's. A ledger that was
+    changed, or that lost charges of rounds that were recorded, is refused.
 
     >>> statement("nowhere")
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: There is no run in nowhere...
     """
-    return Statement(stated(RunFolder.open(Path(model)), delta))
+    return Statement(stated(RunFolder.open(model.path if isinstance(model, Fitted) else Path(model)), delta))
 
 
 @dataclass(frozen=True, eq=False)

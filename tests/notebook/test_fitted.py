@@ -166,3 +166,11 @@ class TestTheRecord:
         model = hb.fit("fedials", people, rounds=2, quiet=True)
         assert isinstance(model.shared["item"], torch.Tensor)
         assert model.ledger.releases() == 2
+
+    def test_accounting_and_audits_take_it(self, people: Population) -> None:
+        model = hb.fit("fedmf", people, rounds=3, stages=["clip:norm=1", "gaussian:z=2"], quiet=True)
+        stated = hb.account.statement(model)
+        public = next(row for row in stated.details["certified"] if row["observer"] == "public")
+        assert public["epsilon"] == pytest.approx(model.epsilon["public"])
+        assert hb.account.ledger(model)["count"].to_list()[0] == 3
+        assert hb.audit.interactions(model, users=5).frame.height == 2
