@@ -6,6 +6,7 @@ import shutil
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -120,14 +121,14 @@ class Fitted:
         """Every privacy charge of the training."""
         return Ledger(self._done.folder.ledger_path)
 
-    @property
+    @cached_property
     def trained(self) -> Trained:
         """The shared parameters and the simulated clients, in numbers."""
         if self._done.trained is None:
             raise HomebodyError(
                 f"{type(self.method).__name__} is a centralised reference: it has no shared parameters and no clients."
             )
-        return self._done.trained
+        return replace(self._done.trained, ledger=self.ledger)  # the run closed its own
 
     @property
     def runtime(self) -> Simulator:
