@@ -81,6 +81,8 @@ class Progress:
     best: Best | None = None
     digest: str = ""
     """Of everything that shapes the releases; see `homebody.training.fit`. Empty if none was given."""
+    charged: int = 0
+    """How many of those rounds the ledger has a charge for, at least."""
 
 
 class Checkpoints(Protocol):

@@ -33,7 +33,7 @@ from homebody.progress import Best, Checkpoints, Progress, Round, better
 from homebody.rng import Rng, SystemRng
 from homebody.stopwatch import Lap, Stopwatch
 
-__all__ = ["Trained", "Training", "carry", "choose", "diverged", "fit", "origin", "phase_rng"]
+__all__ = ["Trained", "Training", "carry", "choose", "diverged", "fit", "origin", "phase_rng", "reopened"]
 
 ATTEMPTS = 5
 """How often a round is tried before training is given up. Each attempt is charged."""
@@ -153,6 +153,28 @@ def fit(
     return loop.finished(acting, stopped)
 
 
+def reopened(
+    method: Method,
+    runtime: Runtime,
+    progress: Progress,
+    *,
+    rounds: int,
+    seed: int,
+    ledger: Ledger,
+    delta: float,
+    stopped: str | None = None,
+) -> Trained:
+    """The model of a training that ended, from its last progress. No client is asked, and nothing is charged.
+
+    stopped: why it ended before its last round.
+    """
+    loop = _Loop(method, runtime, rounds, None, seed, ledger, None, delta, 0, "", None, None, progress=progress)
+    part = next(loop.parts())
+    runtime.begin(part.method, part.rng.fold("clients"))
+    runtime.load_state(progress.clients)
+    return loop.finished(part.method, stopped)
+
+
 def _phase(loop: _Loop, part: _Part) -> str | None:
     """Train the rounds of a phase that are left. Return why training stopped early, or None."""
     progress = loop.progress
@@ -191,7 +213,7 @@ def _round(loop: _Loop, part: _Part, step: int) -> None:
     trained = watch.lap()
     if got.loss is not None and not math.isfinite(got.loss):
         raise diverged(part.method, number, "the devices' loss")
-    progress.step = step
+    progress.step, progress.charged = step, progress.charged + charged
     line = loop.line(part, who, got, trained, charged)
     if loop.saves_first:
         # Before anybody sees the result: a round that was seen and then run again would reveal more.
@@ -254,7 +276,7 @@ class _Loop:
         """Continue from the last checkpoint. A ledger that knows fewer releases than were charged is refused."""
         if self.checkpoints:
             self.progress = self.checkpoints.load() or self.progress
-        known, due = self.ledger.releases(), self._releases_due()
+        known, due = self.ledger.releases(), self.progress.charged
         if known < due:
             raise HomebodyError(
                 f"The ledger {self.ledger.path} knows of {several(known, 'release')}, but "
@@ -276,17 +298,6 @@ class _Loop:
             parts.append(_Part(phase, phase.method or self.method, start, end, rng))
             start = end
         return parts
-
-    def _releases_due(self) -> int:
-        """How many releases the ledger must know after the rounds done so far. Rounds that reveal nothing have none."""
-        due = 0
-        for part in self._all_parts():
-            done = min(self.progress.step, part.end) - part.start
-            if done > 0 and not part.phase.public:
-                people, items = self.runtime.available(), self.runtime.catalogue.n_items
-                who = choose(people, self.cohort, Rng.of(0), items)
-                due += done if releases(part.method, who) else 0
-        return due
 
     def measures(self, part: _Part, step: int | None = None) -> bool:
         """Whether this round of a phase is measured; without a round: whether any is."""
@@ -322,7 +333,7 @@ class _Loop:
         """The model of the chosen round; the last one if none was measured."""
         runtime, best = self.runtime, self.progress.best
         if best is None:
-            evaluated, step, shared = Evaluated({}), self.progress.step, self.progress.shared
+            evaluated, step, shared = Evaluated({}), self.progress.step, _on(runtime, self.progress.shared)
         else:
             runtime.load_state(best.clients)
             evaluated, step, shared = best.evaluated, best.step, _on(runtime, best.shared)

@@ -91,3 +91,34 @@ def test_a_device_that_pauses_leaves_and_comes_back_when_it_resumes(few: Populat
         federation.wait_for("device0", "paused")
         home.configure(paused=False)
         federation.wait_for("device0", "joined", count=2)
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        {},
+        {"stages": ["clip:norm=0.5", "gaussian:z=4"], "budget": "eps=3,delta=1e-6,observer=public"},
+    ],
+    ids=["all rounds", "budget spent"],
+)
+def test_a_server_that_is_started_after_training_gives_its_model_to_one_newcomer(
+    ended: dict[str, Any], few: Population, world: Callable[..., Any]
+) -> None:
+    """Nobody who trained comes back, and fewer people than `--least` are there."""
+    federation = world(few, 1, Recipe("fedmf", "devices", rounds=30 if ended else 2, evaluate_every=0, **ended))
+    newcomer = federation._device(1, [3])
+    federation.start("server", "device0")
+    federation.wait_for("server", "finished")
+    rounds = federation.rounds()
+    assert rounds < 30
+    for name in ("server", "device0"):
+        federation.kill(name)
+
+    federation.start("server", newcomer.name)
+    federation.wait_for("server", "published", devices=1, items=few.n_items)
+    assert federation.said("server", "waiting") == 1, "Only before the training."
+    with Home(newcomer) as home:
+        federation.wait(lambda: home.models.ranking() is not None, "the newcomer has the model")
+        assert len(recommend(home, home.people.find("person 3"), 5)) == 5
+    with opened(federation.server) as (_, records):
+        assert len(records.rounds()) == rounds

@@ -327,13 +327,15 @@ def packed(progress: Progress) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
         measured = {name: getattr(best.evaluated, name) for name in ("metrics", "errors", "unclipped")}
         chosen = {"step": best.step, **measured}
-    return {"step": progress.step, "best": chosen, "digest": progress.digest}, _own_storage(tensors)
+    words = {"step": progress.step, "best": chosen, "digest": progress.digest, "charged": progress.charged}
+    return words, _own_storage(tensors)
 
 
 def unpacked(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
     """The inverse of `packed`."""
     parts = (_part(tensors, "shared"), _part(tensors, "server"), _part(tensors, "clients"))
-    progress = Progress(about["step"], *parts, digest=str(about.get("digest") or ""))
+    charged = int(about.get("charged") or 0)  # checkpoints of older versions do not count them
+    progress = Progress(about["step"], *parts, digest=str(about.get("digest") or ""), charged=charged)
     if (best := about["best"]) is not None:
         users, noise = _part(tensors, "best_users"), (best.get("errors", {}), best.get("unclipped", {}))
         shared, clients = progress.shared, progress.clients

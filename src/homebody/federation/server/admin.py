@@ -312,14 +312,13 @@ def running(folder: Path) -> bool:
 def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
     """What `homebody server status` says."""
     ledger, lines, method, roster = records.ledger(), records.rounds(), plan.method(), stored_roster(records)
-    rounds = plan.recipe.rounds or method.about.rounds
     report: dict[str, Any] = jsonable(
         {
             "method": plan.recipe.method,
             "run": plan.run,
             "doing": records.notes().get("doing", "not started yet"),
             "rounds": len(lines),
-            "planned": sum(phase.rounds or rounds for phase in method.phases),
+            "planned": plan.planned(method),
             "items": records.n_items(),
             "measured": _measured(lines),
             "selects": plan.recipe.selects(),

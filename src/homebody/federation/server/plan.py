@@ -180,6 +180,11 @@ class ServerPlan(ListeningSettings):
         self._refuse_hopeless(method)
         return method
 
+    def planned(self, method: Method) -> int:
+        """The rounds of all phases."""
+        rounds = self.recipe.rounds or method.about.rounds
+        return sum(phase.rounds or rounds for phase in method.phases)
+
     def _check_sum(self, method: Method) -> None:
         """That devices can add up this method's updates between them: they fit its numbers, and are many."""
         from homebody.federation.secure_sum.messages import FEWEST

@@ -29,11 +29,11 @@ from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
 from homebody.federation.server.runtime import Flower
 from homebody.federation.service.logs import follow_parent, log
-from homebody.progress import Round
+from homebody.progress import Progress, Round
 from homebody.report.record import Result, jsonable
 from homebody.report.words import measured
 from homebody.run_notes import result_of
-from homebody.training import Trained, fit
+from homebody.training import Trained, fit, reopened
 
 __all__ = ["AGAIN", "LATER", "main", "train"]
 
@@ -65,9 +65,13 @@ def train(folder: Path, *, once: bool = False) -> Result:
         schema = None if content is None else FeatureSchema.read(content)
         helper = HelperClient.of(folder, plan.helper) if plan.helper else None
         runtime = Flower(link, records, plan, keep=keep, epochs=epochs, helper=helper, schema=schema, log=log)
-        fitted = _fit(plan, method, runtime, records)
-        result = _result(plan, method, fitted, records, folder)
-        records.note("result", json.dumps(jsonable(result)))
+        # Once training has ended nobody is waited for: the model is there for whoever comes.
+        if progress is not None and (ended := _outcome(plan, method, records, progress)) is not None:
+            fitted, result = _reopened(plan, method, runtime, records, progress, ended), ended
+        else:
+            fitted = _fit(plan, method, runtime, records)
+            result = _result(plan, method, fitted, records, folder)
+            records.note("result", json.dumps(jsonable(result)))
         records.note("doing", "finished" if once else "serving the finished model")
         log("finished", rounds=result["rounds"], chosen=result["chosen_round"], stopped=fitted.stopped)
         served = runtime.publish(method, fitted.shared, fitted.chosen, set())
@@ -81,13 +85,40 @@ def train(folder: Path, *, once: bool = False) -> Result:
     return result
 
 
+def _outcome(plan: ServerPlan, method: Method, records: Records, progress: Progress) -> Result | None:
+    """The outcome of the training if it ended with this round; None if rounds are left, as after the plan got more of
+    them, or another budget."""
+    result: Result | None = json.loads(records.notes().get("result", "null"))
+    if result is None or result["rounds"] != progress.step:
+        return None
+    if result["stopped"]:
+        return result if result["budget"] == plan.recipe.budget else None
+    return result if progress.step >= plan.planned(method) else None
+
+
+def _reopened(
+    plan: ServerPlan, method: Method, runtime: Flower, records: Records, progress: Progress, ended: Result
+) -> Trained:
+    recipe = plan.recipe
+    return reopened(
+        method,
+        runtime,
+        progress,
+        rounds=recipe.rounds or method.about.rounds,
+        seed=recipe.seed,
+        ledger=records.ledger(),
+        delta=recipe.stated_at,
+        stopped=ended["stopped"],
+    )
+
+
 def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) -> Trained:
     recipe = plan.recipe
     rounds, select = recipe.rounds or method.about.rounds, recipe.selects()
 
     def on_round(line: Round) -> None:
         records.add_round(line)
-        records.note("doing", f"round {line.step} of {sum(phase.rounds or rounds for phase in method.phases)} is done")
+        records.note("doing", f"round {line.step} of {plan.planned(method)} is done")
         facts: dict[str, Any] = {"bytes_up": line.bytes_up, "bytes_down": line.bytes_down}
         facts["epsilon"] = {observer: jsonable(value) for observer, value in line.epsilon.items()}
         if select in line.metrics:
