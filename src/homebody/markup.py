@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -41,7 +42,7 @@ def html(
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value[:1] not in tuple("0123456789+-−–∞") and value != ""
+    return isinstance(value, str) and not re.fullmatch(r"[-+−–∞\d.,%e ]*", value)
 
 
 def _cell(value: object) -> str:

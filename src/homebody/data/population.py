@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.errors import HomebodyError, refuse_unknown
+from homebody.errors import HomebodyError, refuse_unknown, several
+from homebody.markup import html
 
 if TYPE_CHECKING:
     from homebody.data.vocabularies import Declaration
@@ -68,6 +69,14 @@ class Features:
 
     def __len__(self) -> int:
         return self.table.height
+
+    def __repr__(self) -> str:
+        return (
+            f"<Features: {several(len(self), 'row')}; {', '.join(f'{name} ({k})' for name, k in self.kinds.items())}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
 
     @property
     def names(self) -> list[str]:
@@ -157,6 +166,10 @@ class Impressions:
     asked: npt.NDArray[np.bool_] | None = None
     """Which of them a model may be asked about; the others are for learning alone. None: all."""
 
+    def __repr__(self) -> str:
+        count, shown = several(len(self.users), "impression"), several(len(self.items), "item")
+        return f"<Impressions: {count} of {several(len(np.unique(self.users)), 'user')}, {shown} shown>"
+
     @property
     def owners(self) -> npt.NDArray[np.int64]:
         """The impression of each entry of `items`."""
@@ -197,6 +210,8 @@ class Population:
     (2, 3, [4, 1])
     >>> two.lengths.tolist(), two.popularity.tolist()
     ([2, 1], [0, 1, 0, 0, 2])
+    >>> two
+    <Population toy: 2 users, 5 items, 3 interactions>
     >>> Population("toy", np.array([0, 2]), np.array([4, 1], dtype=np.int32), n_items=4)
     Traceback (most recent call last):
         ...
@@ -231,6 +246,39 @@ class Population:
         problem = self._row_problem() or self._size_problem() or self._kind_problem()
         if problem:
             raise HomebodyError(f"The population '{self.name}' {problem}.")
+
+    def __repr__(self) -> str:
+        counts = [several(number, name) for name, number in self._counts.items()]
+        known = [f"{name} ({', '.join(table.names)})" for name, table in self._tables.items()]
+        return f"<Population {self.name}: {', '.join([*counts, *self._columns, *known])}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{name}s", f"{number:,}") for name, number in self._counts.items()]
+        rows += [("with each interaction", ", ".join(self._columns) or "nothing else")]
+        rows += [
+            (name, ", ".join(f"{column} ({kind})" for column, kind in table.kinds.items()))
+            for name, table in self._tables.items()
+        ]
+        return html(self.name, ("population", ""), rows, self.notes)
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        shown = {} if self.impressions is None else {"impression": len(self.impressions.users)}
+        return {"user": self.n_users, "item": self.n_items, "interaction": self.n_interactions, **shown}
+
+    @property
+    def _columns(self) -> list[str]:
+        return [name for name, column in (("times", self.times), ("ratings", self.ratings)) if column is not None]
+
+    @property
+    def _tables(self) -> dict[str, Features]:
+        """What is known of users, items and interactions besides."""
+        tables = {
+            "user features": self.user_features,
+            "item features": self.item_features,
+            "circumstances": self.contexts,
+        }
+        return {name: table for name, table in tables.items() if table is not None}
 
     @property
     def n_users(self) -> int:

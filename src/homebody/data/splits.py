@@ -16,7 +16,8 @@ from homebody.core import Catalogue, Column
 from homebody.data import split_kernels as kernels
 from homebody.data.encode import Encoded, EncodedColumn, encode
 from homebody.data.population import Impressions, Population, UserItems, entries, pointers
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
+from homebody.markup import html
 from homebody.reference import Histories, LearntImpressions
 from homebody.rng import Rng
 
@@ -75,6 +76,8 @@ class Split:
     ([3, 0], [2], [1])
     >>> split.padded(np.array([0])).excluded.tolist()
     [[0, 3]]
+    >>> split
+    <Split of toy by leave-one-out, strict: 1 person learns from 2 interactions; asked of 1 in validation, 1 in test>
     """
 
     population: Population
@@ -111,6 +114,32 @@ class Split:
     """Features that are encoded already, in the form of `encoded`: of a user who was not in training."""
     _avoid: tuple[Longs, Ints] | None = field(default=None, repr=False)
     """The items that training negatives avoid, if they are more than the history: compressed sorted rows."""
+
+    def __repr__(self) -> str:
+        people, learnt = several(len(self.members()), "person", "people"), several(self._learnt, "interaction")
+        verb = "learns" if people.startswith("1 ") else "learn"
+        asked = ", ".join(f"{count:,} in {name}" for name, count in self._asked.items())
+        name, what = self.population.name, "impressions shown" if self.shown is not None else "asked of"
+        return f"<Split of {name} by {self.way}, {self.protocol}: {people} {verb} from {learnt}; {what} {asked}>"
+
+    def _repr_html_(self) -> str:
+        kind = "people are asked" if self.shown is None else "impressions are asked"
+        rows = [("training", f"{len(self.members()):,} people learn from {self._learnt:,} interactions")]
+        rows += [(name, f"{count:,} {kind}") for name, count in self._asked.items()]
+        title = f"{self.population.name}, split by {self.way}"
+        return html(title, ("part", ""), rows, (f"{self.protocol}: {PROTOCOLS[self.protocol]}", *self.notes))
+
+    @property
+    def _learnt(self) -> int:
+        return int(self.lengths[self.learn].sum())
+
+    @property
+    def _asked(self) -> dict[str, int]:
+        """Of how many people something is asked, or how many impressions are, by part."""
+        parts: dict[str, Held] = {"validation": "valid", "test": "test"}
+        if self.shown is not None:
+            return {name: len(self.shown[part]) for name, part in parts.items()}
+        return {name: int((self.sizes(part) > 0).sum()) for name, part in parts.items()}
 
     @cached_property
     def items(self) -> Ints:

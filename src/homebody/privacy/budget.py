@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from homebody.errors import HomebodyError
+from homebody.markup import html
 from homebody.privacy.accountant import epsilon
 from homebody.privacy.channel import Channel
 from homebody.privacy.events import Charge, Event, Observer, Unit
@@ -70,6 +71,9 @@ class Budget:
     def who(self) -> str:
         """What it protects, for a sentence."""
         return f"one {self.unit}, against the {self.observer}, at δ = {self.delta:g}"
+
+    def _repr_html_(self) -> str:
+        return html(f"Budget: ε = {self.epsilon:g} for {self.who}")
 
     def allows(self, ledger: Ledger, charges: Sequence[Charge]) -> bool:
         """Whether the budget allows these charges too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.func import vmap
 
 from homebody.core import Cohort, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
+from homebody.markup import html
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate, Observer
 from homebody.privacy.ring import Numbers, Ring, finest, fitting, longest, reach_of_gaussian, reach_of_noise
 from homebody.privacy.skellam import UNIT
@@ -45,6 +46,8 @@ class Channel:
     server – not private: the server adds the noise itself: it sees the sum without it
     clients – Gaussian noise, 1 × the ℓ2 sensitivity (replace-one); 30 of 4,800 drawn without replacement
     public – Gaussian noise, 1 × the ℓ2 sensitivity (replace-one); 30 of 4,800 drawn without replacement
+    >>> channel
+    Channel(Clip(norm=40), SecureSum(), Gaussian(z=1))
     >>> channel.facts.secret, channel.facts.noise_on_sum, channel.facts.norms
     (True, True, {2: 40.0})
     >>> Channel(Gaussian(z=1))
@@ -75,6 +78,21 @@ before it.
         object.__setattr__(self, "asks_rows", asks_rows)
         object.__setattr__(self, "asks_after", min(asks_after, len(placed)))
         object.__setattr__(self, "facts", facts)
+
+    def __repr__(self) -> str:
+        asks = ["asks_rows=True"] if self.asks_rows else []
+        return f"Channel({', '.join([*map(_typed, self.stages), *asks])})"
+
+    def _repr_html_(self) -> str:
+        def settings(stage: Stage) -> str:
+            shown = [(each.name, getattr(stage, each.name)) for each in fields(stage) if each.repr]  # type: ignore[arg-type]
+            return ", ".join(f"{name} = {value}" for name, value in shown if value is not None)
+
+        stages = [(type(stage).__name__, settings(stage), _about(stage)) for stage in self.stages]
+        asks = ["Devices ask for the rows that they work on, and that tells what these are."] if self.asks_rows else []
+        plain = [] if stages else ["No stages: updates leave the device as they are, and are summed. ε = ∞."]
+        headings = ("stage", "settings", "what it does") if stages else ()
+        return html("Channel, as a message travels", headings, stages, [*plain, *asks])
 
     def with_stages(self, *stages: Stage) -> Channel:
         """A channel of other stages, whose devices ask for rows if those of this one do."""
@@ -433,3 +451,14 @@ def _placed(stage: Stage, before: Facts) -> tuple[Stage, Facts]:
         mechanism=stage if _states_charges(type(stage)) else after.mechanism,
         acts_on_sum=after.acts_on_sum or (name if stage.on_sum else ""),
     )
+
+
+def _about(stage: Stage) -> str:
+    """The first sentence of a stage's documentation, without what is literal in it."""
+    return " ".join((type(stage).__doc__ or "").split("\n\n")[0].split()).replace("`", "")
+
+
+def _typed(stage: Stage) -> str:
+    """A stage as one types it: with the settings that are not its defaults."""
+    values = [(each, getattr(stage, each.name)) for each in fields(stage) if each.repr and each.init]  # type: ignore[arg-type]
+    return f"{type(stage).__name__}({', '.join(f'{each.name}={v!r}' for each, v in values if v != each.default)})"

@@ -275,7 +275,11 @@ _KINDS: dict[str, type[Event]] = {event.kind: event for event in get_args(Event)
 
 @dataclass(frozen=True)
 class Charge:
-    """One event, as one observer sees it, about one unit."""
+    """One event, as one observer sees it, about one unit.
+
+    >>> Charge("public", "user", GaussianRelease(4, "replace-one"))
+    <Charge to public, about one user: Gaussian noise, 4 × the ℓ2 sensitivity (replace-one); no sampling>
+    """
 
     observer: Observer
     unit: Unit
@@ -286,6 +290,10 @@ class Charge:
     def __post_init__(self) -> None:
         for name, value, known in (("observer", self.observer, Observer), ("unit", self.unit, Unit)):
             _check(value in get_args(known), f"There is no {name} '{value}': {', '.join(get_args(known))}.")
+
+    def __repr__(self) -> str:
+        part = f", {self.part}" if self.part else ""
+        return f"<Charge to {self.observer}, about one {self.unit}{part}: {self.event}>"
 
     def as_json(self) -> str:
         """The event, as the ledger keeps it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from homebody.database import Database, connect
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
+from homebody.markup import html
 from homebody.privacy.accountant import Bound, epsilon, within
 from homebody.privacy.events import OBSERVERS, Charge, Event, NonPrivate, Observer, Unit, event_from_json
 from homebody.settings import DELTA
@@ -107,12 +109,14 @@ class Ledger:
     >>> ledger.charge("train/2", [Charge("views", "user", GaussianRelease(1, "add-remove"))])
     >>> ledger.observers()
     ('server', 'clients', 'public', 'views')
+    >>> ledger
+    <Ledger: 5 charges for 3 releases; ε of one person at δ = 1e-06: server ∞, clients 0, public 1.54, views 4.89>
     """
 
     def __init__(self, path: Path | Database | None = None) -> None:
         """path: a file, created if missing; or a database that the caller shares and closes; None: in memory."""
         self._counts: dict[tuple[str, str], _Counts] = {}
-        self._own = not isinstance(path, Database)
+        self._own, self._closed = not isinstance(path, Database), False
         self._db = path if isinstance(path, Database) else connect(path, what="ledger")
         self.path = path.name if isinstance(path, Database) else path
         self._undone = self._db.undone
@@ -122,6 +126,27 @@ class Ledger:
         except BaseException:
             self.close()
             raise
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Ledger: closed>"
+        held = ", ".join(f"{who} {_text(value)}" for who, value in self.epsilons().items())
+        return f"<Ledger: {self._size()}; ε of one person at δ = {DELTA:g}: {held}>"
+
+    def _repr_html_(self) -> str:
+        if self._closed:
+            return html("Ledger: closed")
+        title = f"Ledger: {self._size()}"
+        rows = []
+        for observer in self.observers():
+            bound = self.epsilon(observer)
+            by = bound.accountant if bound.accountant != "none" else ""
+            rows.append((observer, _text(bound.epsilon), by, " ".join(bound.notes)))
+        return html(title, ("observer", f"ε of one person, δ = {DELTA:g}", "by", "what it rests on"), rows)
+
+    def _size(self) -> str:
+        (charges,) = self._db.execute("SELECT COUNT(*) FROM charge").fetchone()
+        return f"{several(int(charges), 'charge')} for {several(self.releases(), 'release')}"
 
     def charge(
         self,
@@ -211,6 +236,7 @@ class Ledger:
     def close(self) -> None:
         """Close the file; a shared database stays open."""
         if self._own:
+            self._closed = True
             self._db.close()
 
     def _rows(self) -> Iterator[tuple[Any, ...]]:
@@ -320,6 +346,10 @@ def _value(events: _Events, delta: float) -> float:
         if exact.accountant != "none":
             return exact.epsilon
     return _epsilon(events, delta).epsilon
+
+
+def _text(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.3g}"
 
 
 _SMALLER: dict[Unit, tuple[Unit, ...]] = {"user": ("interaction", "report"), "interaction": ("report",), "report": ()}

@@ -43,7 +43,7 @@ def parse_channel(specs: Sequence[str]) -> Channel:
     """The channel that these texts describe, in the order in which a message passes them.
 
     >>> parse_channel(["ask-rows", "clip:norm=0.5", "gaussian:z=1"])
-    Channel(stages=(Clip(norm=0.5, order=2), Gaussian(z=1.0, relation='replace-one')), asks_rows=True)
+    Channel(Clip(norm=0.5), Gaussian(z=1.0), asks_rows=True)
     """
     names = [split_stage(spec)[0] for spec in specs]
     if names.count(ASK_ROWS) > 1:

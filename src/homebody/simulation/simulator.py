@@ -11,7 +11,7 @@ from torch import Tensor
 
 from homebody import ops
 from homebody.core import Cohort, Collected, Method, Opened, Rows, Total, Tree, Users
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.methods.kernels import kernel_of
 from homebody.privacy import Channel, Charge
 from homebody.privacy.grid import STEPS, summed_steps
@@ -36,6 +36,10 @@ class Simulator(Clients):
     """
 
     simulated = True
+
+    def __repr__(self) -> str:
+        people = several(self.split.n_users, "client")
+        return f"<{type(self).__name__} of {self.split.population.name}: {people} on {self.device}>"
 
     def available(self, *, public: bool = False) -> Users:
         return self._public if public else self._members
