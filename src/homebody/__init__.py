@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from homebody.methods.privaterec import PrivateRec as PrivateRec
     from homebody.methods.privrec import PrivRec as PrivRec
     from homebody.methods.privrec_cen import PrivRecCEN as PrivRecCEN
+    from homebody.notebook.comparing import Comparison as Comparison
+    from homebody.notebook.comparing import compare as compare
+    from homebody.notebook.comparing import leaderboard as leaderboard
     from homebody.notebook.fitted import Fitted as Fitted
     from homebody.notebook.fitting import fit as fit
     from homebody.notebook.keeping import open as open  # noqa: A004
@@ -97,6 +100,7 @@ _NAMES = {
     "homebody.methods.privaterec": "PrivateRec",
     "homebody.methods.privrec": "PrivRec",
     "homebody.methods.privrec_cen": "PrivRecCEN",
+    "homebody.notebook.comparing": "Comparison compare leaderboard",
     "homebody.notebook.fitted": "Fitted",
     "homebody.notebook.fitting": "fit",
     "homebody.notebook.keeping": "open",

@@ -23,7 +23,7 @@ from homebody.run import InMemory, Watcher, population_of
 from homebody.settings import declared, params
 from homebody.simulation import Simulator
 
-__all__ = ["Named", "data_of", "method_of", "recipe_of"]
+__all__ = ["MethodSettings", "Named", "data_of", "loaded", "method_of", "population_in", "recipe_of"]
 
 Named = str | Method | Reference | type[Method] | type[Reference]
 """A method or a centralised reference: its name, its class, or itself with its settings."""
@@ -121,13 +121,9 @@ def recipe_of(method: MethodSettings, data: InMemory | str, settings: Mapping[st
     given |= _said_by(data, given)
     if isinstance(data, Simulator) and 10 not in data.cutoffs and find(method.name)().scoring.predicts == "ranking":
         given.setdefault("select", f"valid/ndcg@{main_cutoff(data.cutoffs)}")
-    name = data if isinstance(data, str) else _population(data).name
+    name = data if isinstance(data, str) else population_in(data).name
     recipe = Recipe(method.name, name, fields=method.fields, **given)
     recipe.check()
-    if (recipe.stages or recipe.budget) and issubclass(find(method.name), Reference):
-        raise HomebodyError(
-            f"{method.name} is a centralised reference that collects raw data, so ε is ∞: leave out stages and budget."
-        )
     return recipe
 
 
@@ -165,7 +161,8 @@ def _refuse_repeated(names: Any, given: Mapping[str, Any], where: str) -> None:
         raise HomebodyError(f"{repeated[0]} is settled by {where}, and leave it out here.")
 
 
-def _population(data: InMemory) -> Population:
+def population_in(data: InMemory) -> Population:
+    """The people and items of data in memory."""
     split = data.split if isinstance(data, Simulator) else data
     return split.population if isinstance(split, Split) else split
 

@@ -20,8 +20,10 @@ from homebody.data import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.markup import html
+from homebody.notebook.plots import Plot, history_plot
 from homebody.notebook.tables import history_frame, item_frame, ranking_frame, users_of
 from homebody.privacy import Ledger
+from homebody.recipe import Recipe
 from homebody.reference import Reference, Score
 from homebody.report import words
 from homebody.run import Finished
@@ -58,6 +60,11 @@ class Fitted:
     def method(self) -> Method | Reference:
         """The method, with its settings and its way out; or the centralised reference."""
         return self._done.method
+
+    @property
+    def recipe(self) -> Recipe:
+        """Everything that says how it was trained; `to_toml` writes it down."""
+        return self._done.recipe
 
     @property
     def split(self) -> Split:
@@ -116,6 +123,19 @@ class Fitted:
         """One row a round: loss, every metric, ε so far for each observer, bytes and seconds."""
         return history_frame(self._done.folder.rounds())
 
+    def plot(self, *metrics: str) -> Plot:
+        """Curves of metrics, of the loss and of ε over the rounds; a dashed line at the chosen round.
+
+        metrics: by default NDCG@10 and HR@10 on validation; names as in `history`, such as "full/hr@10". A notebook
+        shows the chart, and its `save("curves.svg")` writes it to a file.
+
+        >>> import homebody as hb
+        >>> model = hb.fit("fedials", "synthetic:users=60,items=40,mean=8", rounds=3, quiet=True)
+        >>> "NDCG@10" in model.plot().svg
+        True
+        """
+        return history_plot(self._title(), self.history, self.chosen, metrics)
+
     @cached_property
     def ledger(self) -> Ledger:
         """Every privacy charge of the training."""
@@ -124,23 +144,27 @@ class Fitted:
     @cached_property
     def trained(self) -> Trained:
         """The shared parameters and the simulated clients, in numbers."""
-        if self._done.trained is None:
-            raise HomebodyError(
-                f"{type(self.method).__name__} is a centralised reference: it has no shared parameters and no clients."
-            )
-        return replace(self._done.trained, ledger=self.ledger)  # the run closed its own
+        return replace(self._federated, ledger=self.ledger)  # the run closed its own
 
     @property
     def runtime(self) -> Simulator:
         """The simulated clients."""
-        runtime = self.trained.runtime
+        runtime = self._federated.runtime
         assert isinstance(runtime, Simulator)
         return runtime
 
     @property
     def shared(self) -> Tree:
         """The parameters that the server holds and sends to everyone, by name."""
-        return self.trained.shared
+        return self._federated.shared
+
+    @property
+    def _federated(self) -> Trained:
+        if self._done.trained is None:
+            raise HomebodyError(
+                f"{type(self.method).__name__} is a centralised reference: it has no shared parameters and no clients."
+            )
+        return self._done.trained
 
     def recommend(self, user: object, k: int = 10, *, now: Mapping[str, object] | None = None) -> pl.DataFrame:
         """The best new items of one user, of a list of users, or of everyone with "all", as a frame.
@@ -185,7 +209,7 @@ class Fitted:
                 "collected. Only a federated method adapts to somebody new."
             )
         numbers = [self.population.item(str(item)) for item in _listed(items)]
-        best = self.trained.ranked_for(numbers, features, now, k, ratings=ratings)
+        best = self._federated.ranked_for(numbers, features, now, k, ratings=ratings)
         for note in best.notes:
             warnings.warn(note, stacklevel=2)
         at, scores = ([pair[place] for pair in best.items] for place in (0, 1))

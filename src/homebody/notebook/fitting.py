@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from homebody.errors import several
+from homebody.errors import HomebodyError, several
 from homebody.methods import find
 from homebody.notebook.asking import Named, data_of, loaded, method_of, recipe_of
 from homebody.notebook.fitted import Fitted
 from homebody.notebook.progress import ProgressLine, watching
 from homebody.privacy import Budget
 from homebody.recipe import Recipe
+from homebody.reference import Reference
 from homebody.run import finish
 
 __all__ = ["announce_fewer", "fit"]
@@ -66,6 +67,11 @@ def fit(
     with watching("data", line) as watcher:
         given = data_of(data, watcher)
         recipe = recipe_of(named, given, {**asked, "stages": list(stages), "calibrate": calibrate})
+        if (recipe.stages or recipe.budget) and issubclass(find(recipe.method), Reference):
+            raise HomebodyError(
+                f"{recipe.method} is a centralised reference that collects raw data, so ε is ∞: leave out stages and "
+                "budget."
+            )
         given = loaded(recipe, given, watcher)
     announce_fewer(recipe, line)
     temporary = None if out is not None else Path(tempfile.mkdtemp(prefix="homebody-"))

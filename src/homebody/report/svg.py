@@ -1,4 +1,4 @@
-"""A dot chart as SVG: obtained figures with their deviation, and the published ones beside them.
+"""Charts as SVG: dots for obtained figures, with the published ones beside them; and curves over rounds.
 
 The text is a file of its own: no script, no font, no link. Its colours follow the reader's light or dark theme.
 """
@@ -10,13 +10,17 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["DotPanel", "DotRow", "dot_chart"]
+__all__ = ["Curve", "CurvePanel", "DotPanel", "DotRow", "curve_chart", "dot_chart"]
 
 WIDTH = 800
 GAP = 24
 ROW = 24
 TOP, HEAD, FOOT = 74, 30, 34
 """Heights of the title and key, of a panel's title, and of its axis."""
+PLOT = 170
+"""Height of the curves of a panel."""
+HUES = 4
+"""How many colours curves have."""
 VALUE = 54
 """Width of the column with obtained figures at the right of a panel."""
 LETTER = 6.9
@@ -25,10 +29,14 @@ STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: #1b2130; }
 .title { font-size: 15px; font-weight: 600; } .head { font-weight: 600; } .soft { fill: #566074; font-size: 12px; }
 .ground { fill: #ffffff; } .grid { stroke: #dde1e8; } .sd { stroke: #1f6fd1; stroke-width: 2; }
+.mark { stroke: #566074; stroke-dasharray: 3 3; }
+.curve { fill: none; stroke-width: 2; stroke-linejoin: round; } .curve0 { stroke: #1f6fd1; }
+.curve1 { stroke: #c2410c; } .curve2 { stroke: #15803d; } .curve3 { stroke: #7e22ce; }
 .ours { fill: #1f6fd1; } .theirs { fill: none; stroke: #c2410c; stroke-width: 2; }
 @media (prefers-color-scheme: dark) {
 text { fill: #e8ebf2; } .soft { fill: #a6afc1; } .ground { fill: #12151c; } .grid { stroke: #313949; }
-.sd { stroke: #6cabff; } .ours { fill: #6cabff; } .theirs { stroke: #ff9b62; }
+.sd { stroke: #6cabff; } .mark { stroke: #a6afc1; } .ours { fill: #6cabff; } .theirs { stroke: #ff9b62; }
+.curve0 { stroke: #6cabff; } .curve1 { stroke: #ff9b62; } .curve2 { stroke: #5fd38d; } .curve3 { stroke: #c792ea; }
 }"""
 
 
@@ -67,6 +75,90 @@ def dot_chart(title: str, axis: str, panels: Sequence[DotPanel]) -> str:
     height = round(top + 8)
     with_published = any(row.published is not None for panel in panels for row in panel.rows)
     label = escape(f"{title}: {axis}. " + " ".join(_described(panel) for panel in panels))
+    return _picture(title, height, label, [*_key(axis, with_published), *parts])
+
+
+class Curve(NamedTuple):
+    """What one quantity does over rounds."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+class CurvePanel(NamedTuple):
+    """One part of a chart, with axes of its own; where there is no curve, `note` says why."""
+
+    title: str
+    curves: Sequence[Curve]
+    note: str = ""
+
+
+def curve_chart(title: str, axis: str, panels: Sequence[CurvePanel], mark: float | None = None) -> str:
+    """The whole picture, two panels side by side. mark: where a dashed line stands in each panel.
+
+    >>> chart = curve_chart("A run", "round", [CurvePanel("NDCG@10", [Curve("test", [1, 2, 3], [0.1, 0.3, 0.4])])], 3)
+    >>> chart.count('class="curve curve0"'), chart.count('class="mark"'), "test 0.4000" in chart
+    (2, 1, True)
+    """
+    across = min(2, len(panels)) or 1
+    wide = (WIDTH - GAP * (across + 1)) / across
+    tall = 2 * HEAD + PLOT + FOOT
+    parts: list[str] = []
+    for place, panel in enumerate(panels):
+        left, top = GAP + place % across * (wide + GAP), TOP - HEAD + place // across * tall
+        parts += _curves(panel, left, top, wide, axis, mark)
+    height = round(TOP - HEAD + -(-len(panels) // across) * tall + 8)
+    label = escape(f"{title}, over each {axis}. " + " ".join(_told(panel) for panel in panels))
+    return _picture(title, height, label, parts)
+
+
+def _told(panel: CurvePanel) -> str:
+    """How a panel's curves end, as a sentence, for readers who do not see them."""
+    ends = ", ".join(f"{curve.name} {_short(curve.y[-1])}" for curve in panel.curves if curve.y)
+    return f"{panel.title}: {ends or panel.note}."
+
+
+def _curves(panel: CurvePanel, left: float, top: float, wide: float, axis: str, mark: float | None) -> Iterator[str]:
+    yield _text(left, top + 16, _fitting(panel.title, wide, 7.9), "head")
+    start, end, high, low = left + 46, left + wide - 8, top + 2 * HEAD, top + 2 * HEAD + PLOT
+    curves = [curve for curve in panel.curves if curve.y]
+    if not curves:
+        yield _text(left, top + HEAD + 12, _fitting(panel.note, wide), "soft")
+        return
+    ticks = _ticks([value for curve in curves for value in curve.y])
+    rounds = [value for curve in curves for value in curve.x]
+    first, last = min(rounds), max(rounds)
+
+    def across(x: float) -> float:
+        return start + (end - start) * ((x - first) / (last - first) if last > first else 0.5)
+
+    def up(y: float) -> float:
+        return low - (low - high) * (y - ticks[0]) / (ticks[-1] - ticks[0])
+
+    for tick in ticks:
+        yield f'<path class="grid" d="M{start:.1f} {up(tick):.1f}H{end:.1f}"/>'
+        yield _text(start - 6, up(tick) + 4, f"{tick:g}", "soft", "end")
+    for x in dict.fromkeys((first, round((first + last) / 2), last)):
+        yield _text(across(x), low + 18, f"{axis} {x:g}" if x == first else f"{x:g}", "soft", "middle")
+    if mark is not None and first <= mark <= last:
+        yield f'<path class="mark" d="M{across(mark):.1f} {high:.1f}V{low:.1f}"/>'
+    legend = left
+    for place, curve in enumerate(curves):
+        hue = f"curve curve{place % HUES}"
+        points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in zip(curve.x, curve.y, strict=True))
+        yield f'<polyline class="{hue}" points="{points}"/>' if len(curve.y) > 1 else _point(hue, points)
+        yield f'<path class="{hue}" d="M{legend:.1f} {top + HEAD + 8:.1f}h16"/>'
+        yield _text(legend + 22, top + HEAD + 12, curve.name)
+        legend += 22 + LETTER * len(curve.name) + 18
+
+
+def _point(hue: str, at: str) -> str:
+    x, _, y = at.partition(",")
+    return f'<circle class="{hue}" cx="{x}" cy="{y}" r="3"/>'
+
+
+def _picture(title: str, height: int, label: str, parts: Sequence[str]) -> str:
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return "\n".join(
         [
@@ -74,7 +166,6 @@ def dot_chart(title: str, axis: str, panels: Sequence[DotPanel]) -> str:
             f"<style>{STYLE}\n</style>",
             f'<rect class="ground" width="{WIDTH}" height="{height}" rx="8"/>',
             _text(GAP, 28, _fitting(title, WIDTH - 2 * GAP, 8.2), "title"),
-            *_key(axis, with_published),
             *parts,
             "</svg>\n",
         ]

@@ -20,7 +20,7 @@ from homebody.report.pages import has_plotly, leaderboard_page
 from homebody.studies.cells import CellProgress, run_cells
 from homebody.studies.provenance import provenance_of, slug, without_paths, write_all
 
-__all__ = ["Entrants", "fitting", "leaderboard"]
+__all__ = ["Entrants", "fitting", "leaderboard", "table_of"]
 
 SCHEMA_VERSION = 1
 
@@ -31,6 +31,13 @@ class Entrants:
 
     methods: list[str]
     skipped: list[dict[str, str]]
+
+    def some(self) -> list[str]:
+        """The methods; data that has enough for none is refused."""
+        if not self.methods:
+            reasons = "; ".join(f"{method['name']} {method['reason']}" for method in self.skipped)
+            raise HomebodyError(f"No method fits this data: {reasons}.")
+        return self.methods
 
 
 def fitting(population: Population, methods: Sequence[str] = ()) -> Entrants:
@@ -67,16 +74,9 @@ def leaderboard(
     began = time.monotonic()
     refuse_unknown("protocol", [recipe.protocol], PROTOCOLS)
     entrants = fitting(population, methods)
-    if not entrants.methods:
-        reasons = "; ".join(f"{method['name']} {method['reason']}" for method in entrants.skipped)
-        raise HomebodyError(f"No method fits this data: {reasons}.")
-    cells = [replace(recipe, method=name, seed=seed) for name in entrants.methods for seed in range(seeds)]
+    cells = [replace(recipe, method=name, seed=seed) for name in entrants.some() for seed in range(seeds)]
     results = run_cells(cells, out / "cells", jobs=jobs, watch=watch, say=say, on_error="keep", keep_state=False)
-    failed = {str(result["method"]): without_paths(str(result["error"])) for result in results if "error" in result}
-    whole = [result for result in results if str(result["method"]) not in failed]
-    if not whole:
-        raise HomebodyError(f"No method got through: {next(iter(failed.values()))}")
-    result = _result(whole, entrants, failed)
+    result = table_of(results, entrants)
     result["made"] = {**provenance_of(command), "seconds": time.monotonic() - began}
     # One folder for each set of options: another way to ask, or other methods, are another leaderboard.
     asked = {
@@ -91,6 +91,15 @@ def leaderboard(
         files["index.html"] = leaderboard_page(result)
     write_all(folder, files)
     return {**result, "folder": str(folder)}
+
+
+def table_of(results: Sequence[dict[str, Any]], entrants: Entrants) -> dict[str, Any]:
+    """The leaderboard of these results, best first; a method of which a run failed is left out, and its reason kept."""
+    failed = {str(result["method"]): without_paths(str(result["error"])) for result in results if "error" in result}
+    whole = [result for result in results if str(result["method"]) not in failed]
+    if not whole:
+        raise HomebodyError(f"No method got through: {next(iter(failed.values()))}")
+    return _result(whole, entrants, failed)
 
 
 def _result(results: Sequence[dict[str, Any]], entrants: Entrants, failed: dict[str, str]) -> dict[str, Any]:
