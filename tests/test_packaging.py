@@ -84,7 +84,7 @@ def test_sdist_holds_what_is_needed_to_build_and_test(built: Path) -> None:
 def test_metadata_says_what_is_needed(metadata: dict[str, list[str]]) -> None:
     assert metadata["License-Expression"] == ["Apache-2.0"]
     assert metadata["Requires-Python"] == [">=3.11"]
-    assert {"deploy", "serve", "report", "dev"} <= set(metadata["Provides-Extra"])
+    assert {"deploy", "serve", "report", "tune", "dev"} <= set(metadata["Provides-Extra"])
     core = [r for r in metadata["Requires-Dist"] if "extra ==" not in r]
     assert any(r.startswith("torch") and "<2.14" in r for r in core)
 

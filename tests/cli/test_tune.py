@@ -16,10 +16,12 @@ from tests.processes import COMMAND, wait_until
 from tests.warm import Nest
 
 from homebody.cli import main
+from homebody.studies import adaptive
+from homebody.studies import tune as studies_tune
 
 DATA = "synthetic:users=60,items=40,mean=10"
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "biased_mf.py"
-TUNE = ["tune", "fedials", "--data", DATA, "--rounds", "2", "--jobs", "1"]
+TUNE = ["tune", "fedials", "--data", DATA, "--rounds", "2", "--jobs", "1", "--strategy", "even"]
 
 SLOW = '''
 import time
@@ -108,6 +110,31 @@ def test_json_is_one_object_and_the_same_study_again(run: Any, tmp_path: Path) -
     assert json.loads(run(*arguments)[1]) == study
 
 
+def test_an_adaptive_search_names_what_was_ended_early_and_its_charts(run: Any, tmp_path: Path) -> None:
+    options = ["--data", DATA, "--rounds", "12", "--trials", "10", "--jobs", "1", "--out", str(tmp_path)]
+    code, output, _ = run("tune", "fedmf", *options, "--search", "learning_rate=0.0001:0.4:log")
+    assert code == 0
+    study = study_in(tmp_path)
+    pruned = sum(trial["status"] == "pruned" for trial in study["trials"])
+    assert pruned > 0
+    assert f"{pruned} trial{'s' if pruned > 1 else ''} ended early" in output
+    (database,) = tmp_path.glob("tune-*/optuna.db")
+    assert f"charts: optuna-dashboard sqlite:///{database}" in output
+
+
+def test_without_optuna_settings_are_spread_evenly(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptive, "has_optuna", lambda: False)
+    monkeypatch.setattr(studies_tune, "has_optuna", lambda: False)
+    options = ["--data", DATA, "--rounds", "2", "--trials", "2", "--jobs", "1", "--out", str(tmp_path)]
+    code, _, errors = run("tune", "fedials", *options)
+    assert code == 0
+    assert "Settings are spread evenly. With homebody[tune] installed, trials learn from one another." in errors
+    assert study_in(tmp_path)["spec"]["strategy"] == "even"
+    code, _, errors = run("tune", "fedials", *options, "--strategy", "adaptive")
+    assert code == 2
+    assert "Adaptive search needs Optuna: install homebody[tune]" in errors
+
+
 def test_a_file_of_ones_own_is_searched_around_its_defaults(run: Any, tmp_path: Path) -> None:
     method = f"{EXAMPLE}:BiasedMF"
     code, _, errors = run(
@@ -125,6 +152,7 @@ def test_a_file_of_ones_own_is_searched_around_its_defaults(run: Any, tmp_path: 
         (("--trials", "0"), "Trials must be at least 1, not 0."),
         (("--jobs", "0"), "Jobs must be at least 1, not 0."),
         (("--search", "factor=1:2"), "There is no field of FedIALS 'factor'"),
+        (("--strategy", "random"), "There is no strategy 'random'"),
         (("--search", "factors=4:2"), "A range goes from a lower number to a higher one"),
         (("--set", "factors=4", "--search", "factors=2:4"), "factors is fixed and searched at once"),
         (("--rounds", "0"), "Rounds must be at least 1, not 0."),
@@ -159,13 +187,18 @@ def test_interrupted_it_says_how_to_go_on(run: Any, tmp_path: Path, monkeypatch:
     assert errors.splitlines()[-1] == "homebody: interrupted. The same command goes on from here."
 
 
-def test_killed_and_started_again_it_ends_the_same(run: Any, tmp_path: Path, warm: Nest, warm_workers: None) -> None:
+@pytest.mark.parametrize("strategy", ["even", "adaptive"])
+def test_killed_and_started_again_it_ends_the_same(
+    run: Any, tmp_path: Path, warm: Nest, warm_workers: None, strategy: str
+) -> None:
+    """Of an adaptive search, the first settings do not depend on which trial ends first, and none is ended early."""
     file = tmp_path / "slow.py"
     file.write_text(SLOW)
     begun = tmp_path / "begun"
 
     def command(out: str) -> list[str]:
         options = ["--data", DATA, "--rounds", "6", "--trials", "4", "--search", "factors=2,6,8", "--json"]
+        options += ["--strategy", strategy]
         return ["tune", f"{file}:Slow", *options, "--out", str(tmp_path / out)]
 
     parent = warm.popen([*COMMAND, *command("killed"), "--jobs", "2"])

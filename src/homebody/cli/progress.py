@@ -185,13 +185,15 @@ def watching_trials(
         bar.start()
 
     def watch(now: CellProgress, record: dict[str, Any]) -> None:
-        share[now.cell] = 1.0 if now.result is not None else now.done / max(1, now.planned)
-        best, trials = record["best"], record["trials"]
-        note = f"{sum(trial['status'] != 'waiting' for trial in trials)}/{several(len(trials), 'trial')}"
+        share[now.cell] = 0.0 if now.result is not None else now.done / max(1, now.planned)
+        best, spec = record["best"], record["spec"]
+        ended = sum(trial["status"] != "waiting" for trial in record["trials"])
+        count = max(len(record["trials"]), spec["trials"]) if spec["strategy"] == "adaptive" else len(record["trials"])
+        note = f"{ended}/{several(count, 'trial')}"
         if best:
             note += f" · best {select} {best['validation']:.4f} (trial {best['trial']})"
-        total = len(trials) * record["spec"]["seeds"]
-        bar.update(note, f"tune {label}: {note}", total=total, completed=sum(share.values()))
+        seeds = spec["seeds"]
+        bar.update(note, f"tune {label}: {note}", total=count * seeds, completed=ended * seeds + sum(share.values()))
 
     def stopped() -> Interrupted:
         return Interrupted(None, "The same command goes on from here." if begun else "")

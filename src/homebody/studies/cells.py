@@ -9,17 +9,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from homebody import __version__
 from homebody.data.fetch import sha256
 from homebody.errors import Diverged, HomebodyError
 from homebody.files import insisting, private_folder
 from homebody.methods import code_of, find
+from homebody.progress import Round
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume
@@ -27,7 +28,10 @@ from homebody.run_notes import PACKAGE, code_fingerprint
 from homebody.settings import check_counts
 from homebody.studies import probes as looking
 
-__all__ = ["CellProgress", "cell_key", "code_version", "commit", "count_done", "run_cell", "run_cells"]
+if TYPE_CHECKING:
+    from homebody.studies.workers import Pool
+
+__all__ = ["CellProgress", "Stopped", "cell_key", "code_version", "commit", "count_done", "run_cell", "run_cells"]
 
 
 PATIENCE = 100
@@ -48,6 +52,12 @@ class CellProgress:
     """Cells, over all."""
     result: dict[str, Any] | None = None
     """Once this cell is finished."""
+    measured: Mapping[int, float] = field(default_factory=dict)
+    """By round, what the round is chosen by, of the rounds measured since the last report."""
+
+
+class Stopped(Exception):
+    """A cell was stopped on purpose before its last round."""
 
 
 def run_cells(
@@ -55,15 +65,18 @@ def run_cells(
     root: Path,
     *,
     jobs: int = 1,
-    watch: Callable[[CellProgress], None] | None = None,
+    watch: Callable[[CellProgress], object] | None = None,
     say: Callable[[str], None] | None = None,
     on_error: Literal["raise", "keep"] = "raise",
     keep_state: bool = True,
     probes: Sequence[Sequence[str]] = (),
+    more: Callable[[], Recipe | None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run the recipes and return their results in order; cells that `root` holds already are not run again.
 
     jobs: processes; with 1 the cells run in this one. say: receives each sentence about the data once.
+    watch: receives progress. If it returns True, the cell stops, and its result is {"cut_short": True}.
+    more: called when a process has nothing to do; returns another recipe, or None if there is none now.
     on_error: "keep" returns {"error": sentence, …} for a cell that failed, in place of its result.
     keep_state: False removes the models of finished cells, which are large; their figures stay.
     probes: for each recipe, the probes to take before its model is removed; see `homebody.studies.probes`.
@@ -72,7 +85,8 @@ def run_cells(
     with insisting(f"No run can be written below {root}"):
         private_folder(root)
     with RunFolder(root).alone():
-        return _Cells(recipes, root, watch or _ignore, cache(say or _ignore), on_error, keep_state, probes).run(jobs)
+        cells = _Cells(root, watch or _ignore, cache(say or _ignore), on_error, keep_state, more or _nothing)
+        return cells.run(recipes, probes, jobs)
 
 
 def count_done(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[str]] = ()) -> int:
@@ -82,7 +96,12 @@ def count_done(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[
 
 
 def run_cell(
-    recipe: Recipe, path: Path, watcher: Watcher = QUIET, *, keep_state: bool = True, probes: Sequence[str] = ()
+    recipe: Recipe,
+    path: Path,
+    watcher: Watcher = QUIET,
+    *,
+    keep_state: bool = True,
+    probes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Finish the cell in this folder: start it, continue it, or return its result if it is finished.
 
@@ -97,6 +116,10 @@ def run_cell(
         else:
             shutil.rmtree(path, ignore_errors=True)  # killed before it began
             result = execute(recipe, path.parent, watcher, name=path.name)
+    except Stopped:
+        if not keep_state:
+            _drop_state(path)
+        raise
     except Diverged as error:
         private_folder(path)  # a run without a whole round leaves none
         RunFolder(path).write_json("error.json", {"error": str(error)})
@@ -186,28 +209,25 @@ def commit() -> str:
 class _Cells:
     """One call of `run_cells`: the cells to run, and their results so far."""
 
-    recipes: Sequence[Recipe]
     root: Path
-    watch: Callable[[CellProgress], None]
+    watch: Callable[[CellProgress], object]
     say: Callable[[str], None]
     on_error: Literal["raise", "keep"]
     keep_state: bool
-    asked: InitVar[Sequence[Sequence[str]]]
+    more: Callable[[], Recipe | None]
 
-    def __post_init__(self, asked: Sequence[Sequence[str]]) -> None:
+    def __post_init__(self) -> None:
+        self.recipes: list[Recipe] = []
         self.places: dict[str, list[int]] = {}
         self.probes: dict[str, list[str]] = {}
-        for place, recipe in enumerate(self.recipes):
-            recipe.check()
-            key = cell_key(recipe)
-            self.places.setdefault(key, []).append(place)
-            known = self.probes.setdefault(key, [])
-            known += [name for name in (asked[place] if asked else ()) if name not in known]
         self.results: dict[str, dict[str, Any]] = {}
-        self.at = dict.fromkeys(self.places, (0, 0))
+        self.at: dict[str, tuple[int, int]] = {}
         """Rounds that are done of each, and how many are planned."""
+        self.stopping: set[str] = set()
 
-    def run(self, jobs: int) -> list[dict[str, Any]]:
+    def run(self, recipes: Sequence[Recipe], probes: Sequence[Sequence[str]], jobs: int) -> list[dict[str, Any]]:
+        for place, recipe in enumerate(recipes):
+            self._enter(recipe, probes[place] if probes else ())
         known = [key for key in self.places if _needs_nothing(self.root / key, self.probes[key])]
         for key in known:
             self._run_here(key)
@@ -217,55 +237,95 @@ class _Cells:
         if jobs == 1:
             for key in todo:
                 self._run_here(key)
+            while (another := self.more()) is not None:
+                self._run_here(self._enter(another))
         else:
             self._run_apart(todo, jobs)
         return [self.results[cell_key(recipe)] for recipe in self.recipes]
 
+    def _enter(self, recipe: Recipe, probes: Sequence[str] = ()) -> str:
+        recipe.check()
+        key = cell_key(recipe)
+        self.places.setdefault(key, []).append(len(self.recipes))
+        self.recipes.append(recipe)
+        known = self.probes.setdefault(key, [])
+        known += [name for name in probes if name not in known]
+        self.at.setdefault(key, (0, 0))
+        return key
+
     def _run_here(self, key: str) -> None:
+        recipe, path, probes = self._recipe(key), self.root / key, self.probes[key]
+        select = recipe.selects()
+
+        def on_round(line: Round) -> None:
+            measured = {line.step: line.metrics[select]} if select in line.metrics else {}
+            self._progress(key, line.step, self.at[key][1], measured)
+            if key in self.stopping:
+                raise Stopped
+
         watcher = Watcher(
             say=self.say,
             start=lambda rounds: self._progress(key, 0, rounds),
-            on_round=lambda line: self._progress(key, line.step, self.at[key][1]),
+            on_round=on_round,
             looked=lambda done, steps: self._progress(key, done, steps),
         )
-        recipe, path, probes = self._recipe(key), self.root / key, self.probes[key]
         try:
             result = run_cell(recipe, path, watcher, keep_state=self.keep_state, probes=probes)
+        except Stopped:
+            self._finish(key, {"cut_short": True})
         except HomebodyError as error:
             self._fail(key, error)
         else:
             self._finish(key, result)
 
     def _run_apart(self, todo: list[str], jobs: int) -> None:
-        tasks = {
-            key: {
-                "recipe": self._recipe(key).to_toml(),
-                "code": _trusted(self._recipe(key)),
-                "path": str(self.root / key),
-                "keep_state": self.keep_state,
-                "probes": self.probes[key],
-            }
-            for key in todo
-        }
         from homebody.studies.workers import Pool  # here, so that `-m homebody.studies.workers` imports it once
 
-        with Pool(jobs, tasks) as pool:
+        with Pool(jobs) as pool:
+            for key in todo:
+                pool.add(key, self._task(key))
+            self._fill(pool)
             for key, message in pool.messages():
                 if "say" in message:
                     self.say(message["say"])
                 elif "planned" in message:
-                    self._progress(key, message["done"], message["planned"])
+                    self._progress(key, message["done"], message["planned"], dict(message.get("measured", ())))
+                    if key in self.stopping:
+                        pool.stop(key)
                 elif "error" in message:
                     self._fail(key, (Diverged if message.get("diverged") else HomebodyError)(message["error"]))
+                elif key in self.stopping:  # also if it was done before it could be stopped
+                    self._finish(key, {"cut_short": True})
                 else:
                     self._finish(key, message["result"])
+                self._fill(pool)
+
+    def _fill(self, pool: Pool) -> None:
+        """Give the pool more to do, as long as it has room."""
+        while pool.has_room and (recipe := self.more()) is not None:
+            key = self._enter(recipe)
+            if key in self.results or _needs_nothing(self.root / key, self.probes[key]):
+                self._run_here(key)
+            else:
+                _wait_for(self.root / key)
+                pool.add(key, self._task(key))
+
+    def _task(self, key: str) -> dict[str, Any]:
+        recipe = self._recipe(key)
+        return {
+            "recipe": recipe.to_toml(),
+            "code": _trusted(recipe),
+            "path": str(self.root / key),
+            "keep_state": self.keep_state,
+            "probes": self.probes[key],
+        }
 
     def _recipe(self, key: str) -> Recipe:
         return self.recipes[self.places[key][0]]
 
-    def _progress(self, key: str, done: int, planned: int) -> None:
+    def _progress(self, key: str, done: int, planned: int, measured: Mapping[int, float] | None = None) -> None:
         self.at[key] = done, planned
-        self._tell(key)
+        self._tell(key, measured or {})
 
     def _fail(self, key: str, error: HomebodyError) -> None:
         if self.on_error == "raise":
@@ -278,13 +338,14 @@ class _Cells:
     def _finish(self, key: str, result: dict[str, Any]) -> None:
         self.results[key] = result
         done, planned = self.at[key]
-        self._progress(key, planned if "error" not in result else done, planned)
+        self._progress(key, planned if not result.keys() & {"error", "cut_short"} else done, planned)
 
-    def _tell(self, key: str) -> None:
+    def _tell(self, key: str, measured: Mapping[int, float]) -> None:
         finished = sum(len(self.places[other]) for other in self.results)
-        now = (*self.at[key], finished, self.results.get(key))
         for place in self.places[key]:
-            self.watch(CellProgress(place, self.recipes[place], *now))
+            now = CellProgress(place, self.recipes[place], *self.at[key], finished, self.results.get(key), measured)
+            if self.watch(now) is True:
+                self.stopping.add(key)
 
 
 def _trusted(recipe: Recipe) -> str:
@@ -322,3 +383,7 @@ def _drop_state(path: Path) -> None:
 
 def _ignore(_: Any) -> None:
     """A listener that does nothing."""
+
+
+def _nothing() -> None:
+    """There are no more recipes."""

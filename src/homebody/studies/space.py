@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field
 from typing import Any
@@ -12,7 +14,17 @@ from homebody.core import Recommender
 from homebody.errors import HomebodyError, refuse_unknown
 from homebody.settings import KINDS, Range, check_value, params, parse
 
-__all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
+__all__ = [
+    "Space",
+    "every_point",
+    "parse_search",
+    "points",
+    "search_space",
+    "size",
+    "space_text",
+    "tidied",
+    "within",
+]
 
 Space = Mapping[str, Range | tuple[Any, ...]]
 """For each field that is varied, a range or the values to try."""
@@ -105,12 +117,52 @@ def _at(where: Range | tuple[Any, ...], share: float) -> Any:
     """The value at this share of the way; whole numbers are equally likely each, their range's ends included."""
     if isinstance(where, tuple):
         return where[int(share * len(where))]
-    whole = isinstance(where.low, int)
-    low, high = where.low, where.high + 1 if whole else where.high
-    value = low * (high / low) ** share if where.log else low + (high - low) * share
-    if whole:
+    low, high = where.low, where.high + 1 if isinstance(where.low, int) else where.high
+    return _tidy(where, low * (high / low) ** share if where.log else low + (high - low) * share)
+
+
+def tidied(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
+    """These values in the order of the space, real numbers with four digits, as people would write them.
+
+    >>> tidied({"rate": Range(0.01, 1.0, log=True), "size": (4, 8)}, {"size": 8, "rate": 0.123456})
+    {'rate': 0.1235, 'size': 8}
+    """
+    return {
+        name: _tidy(where, values[name]) if isinstance(where, Range) else values[name] for name, where in space.items()
+    }
+
+
+def size(space: Space) -> float:
+    """How many different settings a space has; infinite where a field is a real number.
+
+    >>> size({"factors": (4, 8), "epochs": Range(1, 3)}), size({"rate": Range(0.1, 1.0)})
+    (6, inf)
+    """
+    return math.prod(math.inf if values is None else len(values) for values in map(_values, space.values()))
+
+
+def every_point(space: Space) -> Iterator[dict[str, Any]]:
+    """All settings of a space that is not infinite, and none of one that is."""
+    values = [_values(where) or () for where in space.values()]
+    return (dict(zip(space, point, strict=True)) for point in itertools.product(*values))
+
+
+def _values(where: Range | tuple[Any, ...]) -> Sequence[Any] | None:
+    """All values that a field may take; None for a range of real numbers."""
+    if isinstance(where, tuple):
+        return tuple(dict.fromkeys(where))
+    return range(where.low, int(where.high) + 1) if isinstance(where.low, int) else None
+
+
+def within(where: Range | tuple[Any, ...], value: Any) -> bool:
+    """Whether a field may take this value."""
+    return value in where if isinstance(where, tuple) else where.low <= value <= where.high
+
+
+def _tidy(where: Range, value: float) -> int | float:
+    """A value of the range: a whole number, or one as short as people would write it."""
+    if isinstance(where.low, int):
         return min(int(value), int(where.high))
-    # As people would write it, so that the command that repeats a trial stays short.
     return min(max(float(f"{value:.4g}"), where.low), where.high)
 
 

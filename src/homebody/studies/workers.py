@@ -20,11 +20,14 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from homebody.progress import Round
 
 __all__ = ["Pool", "cores", "main"]
 
@@ -34,6 +37,8 @@ POLL_SECONDS = 1.0
 """How often the parent looks for Ctrl-C: a signal that arrives just before a wait does not end the wait."""
 REPORT_SECONDS = 0.25
 """The shortest time between two progress messages of a worker."""
+ENDS = {"result", "error", "stopped"}
+"""What is in the last message of a task."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -43,11 +48,12 @@ def cores() -> int:
 
 
 class Pool:
-    """Workers for as long as the block lasts; none of them outlives it."""
+    """Workers for as long as the block lasts; none of them outlives it. Tasks may be added while others run."""
 
-    def __init__(self, jobs: int, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        self.jobs, self.tasks = jobs, tasks
-        self._todo = list(tasks)[::-1]
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self.tasks: dict[str, Mapping[str, Any]] = {}
+        self._todo: deque[str] = deque()
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._attempts: Counter[str] = Counter()
@@ -62,8 +68,23 @@ class Pool:
         for worker in self._workers:
             worker.close()
 
+    def add(self, name: str, task: Mapping[str, Any]) -> None:
+        self.tasks[name] = task
+        self._todo.append(name)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a task that is added now begins at once."""
+        return len(self._todo) + sum(bool(worker.task) for worker in self._workers) < self.jobs
+
+    def stop(self, name: str) -> None:
+        """End a task early. Its last message is `stopped`, or its result if that was on its way."""
+        for worker in self._workers:
+            if worker.task == name:
+                worker.send({"stop": True})
+
     def messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The messages of the workers with their tasks, until every task has a result or an error."""
+        """The messages of the workers with their tasks, until every task has a result or an error, or was stopped."""
         while self._todo or any(worker.task for worker in self._workers):
             self._employ()
             for key, _ in self._selector.select(POLL_SECONDS):
@@ -76,7 +97,7 @@ class Pool:
                     task = worker.task
                     if "crash" in message:
                         raise RuntimeError(f"{Path(self.tasks[task]['path']).name} failed:\n{message['crash']}")
-                    if "result" in message or "error" in message:
+                    if message.keys() & ENDS:
                         worker.task = ""
                     yield task, message
 
@@ -91,7 +112,7 @@ class Pool:
             self._give(worker)
 
     def _give(self, worker: _Worker) -> None:
-        worker.task = self._todo.pop()
+        worker.task = self._todo.popleft()
         self._attempts[worker.task] += 1
         worker.send(self.tasks[worker.task])
 
@@ -104,7 +125,7 @@ class Pool:
         if not task:
             return
         if self._attempts[task] < ATTEMPTS:
-            self._todo.append(task)
+            self._todo.appendleft(task)
             return
         folder = Path(self.tasks[task]["path"])
         yield (
@@ -178,10 +199,13 @@ def main() -> None:
     # What a method prints goes to the error stream; lines for the parent have a way of their own.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, tasks), daemon=True).start()
+    tasks: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    stopping = threading.Event()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, tasks, stopping), daemon=True).start()
     while True:
-        _work(json.loads(tasks.get()), out)
+        task = tasks.get()
+        stopping.clear()  # meant for the task before, which was done already
+        _work(task, out, stopping)
 
 
 def _die_with_parent() -> None:
@@ -190,20 +214,25 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _listen(source: BinaryIO, tasks: queue.SimpleQueue[bytes]) -> None:
+def _listen(source: BinaryIO, tasks: queue.SimpleQueue[dict[str, Any]], stopping: threading.Event) -> None:
     for line in source:
-        tasks.put(line)
+        message = json.loads(line)
+        if "stop" in message:
+            stopping.set()
+        else:
+            tasks.put(message)
     os._exit(0)  # whoever gave the tasks is gone, and a cell can be left at any moment
 
 
-def _work(task: dict[str, Any], out: BinaryIO) -> None:
+def _work(task: dict[str, Any], out: BinaryIO, stopping: threading.Event) -> None:
     from homebody.errors import Diverged, HomebodyError
     from homebody.methods import trust
     from homebody.recipe import Recipe
     from homebody.run import Watcher
-    from homebody.studies.cells import run_cell
+    from homebody.studies.cells import Stopped, run_cell
 
     planned, sent_at = 0, 0.0
+    measured: dict[int, float] = {}
 
     def tell(message: dict[str, Any]) -> None:
         out.write(json.dumps(message).encode() + b"\n")
@@ -218,15 +247,25 @@ def _work(task: dict[str, Any], out: BinaryIO) -> None:
         nonlocal sent_at
         if time.monotonic() - sent_at > REPORT_SECONDS or done == steps:
             sent_at = time.monotonic()
-            tell({"planned": steps, "done": done})
+            tell({"planned": steps, "done": done, "measured": list(measured.items())})
+            measured.clear()
 
-    say, on_round = lambda text: tell({"say": text}), lambda line: looked(line.step, planned)
-    watcher = Watcher(say=say, start=start, on_round=on_round, looked=looked)
+    def on_round(line: Round) -> None:
+        if select in line.metrics:
+            measured[line.step] = line.metrics[select]
+        looked(line.step, planned)
+        if stopping.is_set():
+            raise Stopped
+
+    watcher = Watcher(say=lambda text: tell({"say": text}), start=start, on_round=on_round, looked=looked)
     try:
         recipe = Recipe.from_toml(task["recipe"])
         if task["code"]:
             trust(recipe.method, task["code"])
+        select = recipe.selects()
         result = run_cell(recipe, Path(task["path"]), watcher, keep_state=task["keep_state"], probes=task["probes"])
+    except Stopped:
+        tell({"stopped": True})
     except HomebodyError as error:
         tell({"error": str(error), "diverged": isinstance(error, Diverged)})
     except OSError as error:
