@@ -1,15 +1,17 @@
 """Evaluation without leaks: pure functions of scores."""
 
-from homebody.evaluation.metrics import CUTOFFS, Block, Question, sound, summarise
-from homebody.evaluation.protocols import ImpressionRows, describe, measure, questions, sliced
+from homebody.evaluation.metrics import CUTOFFS, Block, Measured, Question, sound, summarise
+from homebody.evaluation.protocols import ImpressionRows, describe, measure, measure_beside_chance, questions, sliced
 
 __all__ = [
     "CUTOFFS",
     "Block",
     "ImpressionRows",
+    "Measured",
     "Question",
     "describe",
     "measure",
+    "measure_beside_chance",
     "questions",
     "sliced",
     "sound",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from homebody.core import Evaluated, Users
 from homebody.errors import Diverged
+from homebody.evaluation import chance as by_chance
 from homebody.evaluation import metric_kernels as kernels
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "METRICS",
     "OF_IMPRESSIONS",
     "Block",
+    "Measured",
     "Places",
     "Question",
+    "beside_chance",
     "main_cutoff",
     "place",
     "skew",
@@ -301,49 +304,101 @@ def summarise(
 
     slices: groups of users, by name, whose means are given as well, prefixed by the name.
     """
-    values: dict[str, dict[str, _Measured]] = {}
-    users: dict[str, list[Users]] = {}
-    wrong: dict[str, list[Tensor]] = {}
+    summary = _Summary(cutoffs, slices)
     for block in blocks:
-        scores = block.scores.detach().contiguous()  # once for all questions
-        for held, question in block.asked.items():
-            users.setdefault(held, []).append(block.users[question.owner.cpu().numpy()])
-            if question.ratings is not None:
-                wrong.setdefault(held, []).append(errors(scores, question).cpu())
-            for kind, counts in _counted(scores, question).items():
-                measured = values.setdefault(held, {}).setdefault(kind, _Measured(cutoffs, block.impressions))
-                measured.add(counts)
-    metrics: dict[str, float] = {}
-    per_user: dict[str, Tensor] = {}
-    names = [*(f"{name}@{k}" for name in METRICS for k in cutoffs), "auc", "rank"]
-    for held, kinds in values.items():
-        prefix = "" if held == "test" else f"{held}/"
-        owners = np.concatenate(users[held])
-        columns: dict[str, Tensor] = {}
-        every: dict[str, Tensor] = {}
-        for kind, measured in kinds.items():
-            rows = measured.table()
-            columns |= {f"{kind}{name}": row for name, row in zip(names, rows, strict=False)}
-            if measured.impressions:
-                found = zip(OF_IMPRESSIONS, rows[len(names) :], strict=True)
-                every |= {f"{kind}impressions/{name}": row for name, row in found}
-        who, table = _per_user(owners, columns)
-        if held == "test":
-            per_user = {"user": torch.from_numpy(who), **_kept(table, cutoffs)}
-        for group, inside in {"": None, **(slices or {})}.items():
-            start = f"{prefix}{group}{'/' if group else ''}"
-            chosen = slice(None) if inside is None else torch.from_numpy(inside[who])
-            asked = slice(None) if inside is None else torch.from_numpy(inside[owners])
-            for some, where in ((table, chosen), (every, asked)):
-                for name, column in some.items():
-                    if not name.endswith("rank") and len(column[where]):
-                        metrics[f"{start}{name}"] = float(column[where].mean())
-            if held in wrong:
-                sums = torch.cat(wrong[held])[asked].sum(0)
-                if sums[2] > 0:
-                    metrics[f"{start}rmse"] = float((sums[0] / sums[2]).sqrt())
-                    metrics[f"{start}mae"] = float(sums[1] / sums[2])
-    return Evaluated(metrics, per_user)
+        for held, question, counts in _asked(block):
+            summary.add(block, held, question, counts)
+    return summary.evaluated()
+
+
+class Measured(NamedTuple):
+    """Scores, and what stands beside them on the same questions."""
+
+    scores: dict[str, float]
+    """The metrics of the scores."""
+    chance: dict[str, float]
+    """The expectation of the same metrics for a random order of the items."""
+    against: npt.NDArray[np.int64]
+    """Of each test question, how many items its held-out ones are ranked against."""
+
+
+def beside_chance(
+    blocks: Iterable[Block], cutoffs: Sequence[int] = CUTOFFS, slices: Mapping[str, npt.NDArray[np.bool_]] | None = None
+) -> Measured:
+    """`summarise`, with what chance gets, in one pass over the questions."""
+    scores, chance, against = _Summary(cutoffs, slices), _Summary(cutoffs, slices, _ByChance), []
+    for block in blocks:
+        for held, question, counts in _asked(block):
+            scores.add(block, held, question, counts)
+            chance.add(block, held, question, counts)
+            if held == "test":
+                against.append(counts[""].others.cpu().numpy())
+    counted = np.concatenate(against) if against else np.zeros(0, dtype=np.int64)
+    return Measured(scores.evaluated().metrics, chance.evaluated().metrics, counted)
+
+
+def _asked(block: Block) -> Iterator[tuple[str, Question, dict[str, _RankCounts]]]:
+    """Each question of a block, and what is counted for it."""
+    scores = block.scores.detach().contiguous()  # once for all questions
+    for held, question in block.asked.items():
+        yield held, question, _counted(scores, question)
+
+
+class _Summary:
+    """Means over questions that come block by block."""
+
+    def __init__(
+        self,
+        cutoffs: Sequence[int],
+        slices: Mapping[str, npt.NDArray[np.bool_]] | None,
+        measured: type[_Measured] | None = None,
+    ) -> None:
+        self._cutoffs, self._slices, self._measured = cutoffs, slices or {}, measured or _Measured
+        self._values: dict[str, dict[str, _Measured]] = {}
+        self._users: dict[str, list[Users]] = {}
+        self._wrong: dict[str, list[Tensor]] = {}
+
+    def add(self, block: Block, held: str, question: Question, counted: Mapping[str, _RankCounts]) -> None:
+        """The questions of one held-out part, of the users of a block."""
+        self._users.setdefault(held, []).append(block.users[question.owner.cpu().numpy()])
+        if question.ratings is not None:
+            self._wrong.setdefault(held, []).append(errors(block.scores.detach(), question).cpu())
+        for kind, counts in counted.items():
+            kinds = self._values.setdefault(held, {})
+            kinds.setdefault(kind, self._measured(self._cutoffs, block.impressions)).add(counts)
+
+    def evaluated(self) -> Evaluated:
+        metrics: dict[str, float] = {}
+        per_user: dict[str, Tensor] = {}
+        names = [*(f"{name}@{k}" for name in METRICS for k in self._cutoffs), "auc", "rank"]
+        for held, kinds in self._values.items():
+            prefix = "" if held == "test" else f"{held}/"
+            owners = np.concatenate(self._users[held])
+            columns: dict[str, Tensor] = {}
+            every: dict[str, Tensor] = {}
+            for kind, measured in kinds.items():
+                rows = measured.table()
+                columns |= {f"{kind}{name}": row for name, row in zip(names, rows, strict=False)}
+                if measured.impressions:
+                    found = zip(OF_IMPRESSIONS, rows[len(names) :], strict=True)
+                    every |= {f"{kind}impressions/{name}": row for name, row in found}
+            who, table = _per_user(owners, columns)
+            if held == "test":
+                per_user = {"user": torch.from_numpy(who), **_kept(table, self._cutoffs)}
+            for group, inside in {"": None, **self._slices}.items():
+                start = f"{prefix}{group}{'/' if group else ''}"
+                chosen = slice(None) if inside is None else torch.from_numpy(inside[who])
+                asked = slice(None) if inside is None else torch.from_numpy(inside[owners])
+                for some, where in ((table, chosen), (every, asked)):
+                    for name, column in some.items():
+                        if not name.endswith("rank") and len(column[where]):
+                            metrics[f"{start}{name}"] = float(column[where].mean())
+                if held in self._wrong:
+                    sums = torch.cat(self._wrong[held])[asked].sum(0)
+                    if sums[2] > 0:
+                        metrics[f"{start}rmse"] = float((sums[0] / sums[2]).sqrt())
+                        metrics[f"{start}mae"] = float(sums[1] / sums[2])
+        return Evaluated(metrics, per_user)
 
 
 class _Measured:
@@ -372,11 +427,26 @@ class _Measured:
 
     def _measure(self) -> None:
         if self._waiting:
-            places = _places(_RankCounts(*map(torch.cat, zip(*self._waiting, strict=True))))
-            at = [metric(places, k) for metric in METRICS.values() for k in self._cutoffs]
-            each = [metric(places) for metric in OF_IMPRESSIONS.values()] if self.impressions else []
-            self._tables.append(torch.stack([*at, places.auc.double(), places.rank[:, 0].double(), *each]).cpu())
+            self._tables.append(self._rows(_RankCounts(*map(torch.cat, zip(*self._waiting, strict=True)))).cpu())
             self._waiting = []
+
+    def _rows(self, counts: _RankCounts) -> Tensor:
+        places = _places(counts)
+        at = [metric(places, k) for metric in METRICS.values() for k in self._cutoffs]
+        each = [metric(places) for metric in OF_IMPRESSIONS.values()] if self.impressions else []
+        return torch.stack([*at, places.auc.double(), places.rank[:, 0].double(), *each])
+
+
+class _ByChance(_Measured):
+    """What a random order gets on average, whatever the scores were; it has no rank."""
+
+    def _rows(self, counts: _RankCounts) -> Tensor:
+        relevant, others = (counts.relevant >= 0).sum(1).cpu(), counts.others.cpu()
+        at = [metric(relevant, others, k) for metric in by_chance.BY_CHANCE.values() for k in self._cutoffs]
+        of_impressions = by_chance.OF_IMPRESSIONS_BY_CHANCE.values() if self.impressions else ()
+        each = [metric(relevant, others) for metric in of_impressions]
+        area = by_chance.auc(relevant, others)
+        return torch.stack([*at, area, torch.zeros_like(area), *each])
 
 
 def _per_user(owners: Users, table: dict[str, Tensor]) -> tuple[Users, dict[str, Tensor]]:

@@ -15,35 +15,50 @@ from homebody.data.partitions import WAYS, settings_of
 from homebody.data.population import Population
 from homebody.data.splits import PROTOCOLS, Held, Split
 from homebody.errors import HomebodyError
-from homebody.evaluation.metrics import CUTOFFS, Block, Question, sound, summarise
+from homebody.evaluation.metrics import CUTOFFS, Block, Measured, Question, beside_chance, sound, summarise
 from homebody.reference import Score, ScoreNow
 
-__all__ = ["HELD", "AskedAt", "ImpressionRows", "describe", "measure", "questions", "sliced"]
+__all__ = [
+    "HELD",
+    "AskedAt",
+    "ImpressionRows",
+    "describe",
+    "measure",
+    "measure_beside_chance",
+    "questions",
+    "sliced",
+]
 
 HELD: tuple[Held, ...] = ("valid", "test")
 SCORES_AT_ONCE = 1 << 22
 
 
 def questions(
-    split: Split, users: Users, device: torch.device | str = "cpu", one_by_one: bool = False, rated: bool = False
+    split: Split,
+    users: Users,
+    device: torch.device | str = "cpu",
+    one_by_one: bool = False,
+    rated: bool = False,
+    parts: Sequence[Held] = HELD,
 ) -> dict[str, Question]:
     """What these users are asked, for validation and for test; whoever is not asked has no row.
 
     one_by_one: each held-out interaction is a question of its own, for it has circumstances of its own. So it is where
     a protocol keeps repeats.
     rated: what each held-out item was rated is asked as well.
+    parts: the held-out parts that are asked about.
     """
     one_by_one = one_by_one or split.repeats
     if split.shown is not None:
-        about = {held: _about_impressions(split, split.shown[held], users, device) for held in HELD}
-        return {held: question for held, question in about.items() if len(question.owner)}
+        shown = {held: _about_impressions(split, split.shown[held], users, device) for held in parts}
+        return {held: question for held, question in shown.items() if len(question.owner)}
     asked: dict[str, Question] = {}
-    for held in HELD:
+    for held in parts:
         owner = np.flatnonzero(split.sizes(held)[users] > 0)
         some = users[owner]
         if len(some):
-            parts = (split.relevant(some, held), split.candidates(some, held), split.seen(some, held), owner)
-            asked[held] = Question(*(torch.from_numpy(part).to(device) for part in parts))
+            about = (split.relevant(some, held), split.candidates(some, held), split.seen(some, held), owner)
+            asked[held] = Question(*(torch.from_numpy(part).to(device) for part in about))
             if one_by_one:
                 asked[held] = _apart(asked[held], split, some, held)
             if rated:
@@ -232,10 +247,31 @@ def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices
     return summarise(sound(blocks), cutoffs, groups)
 
 
-def _shown(split: Split, score: Score, asked: Users, size: int) -> Iterator[Block]:
+def measure_beside_chance(
+    split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices: Sequence[str] = (), one_by_one: bool = False
+) -> Measured:
+    """What scores are worth on the test part, and what chance gets on the same questions.
+
+    one_by_one: as in `questions`.
+    """
+    everything, asked = torch.arange(split.n_items), split.asked()
+    size = max(1, SCORES_AT_ONCE // split.n_items)
+    if split.shown is not None:
+        blocks = _shown(split, score, asked, size, ("test",))
+    else:
+        blocks = (
+            Block(users, score(users, everything), questions(split, users, one_by_one=one_by_one, parts=("test",)))
+            for users in (asked[start : start + size] for start in range(0, len(asked), size))
+        )
+    return beside_chance(blocks, cutoffs, sliced(split.population, slices))
+
+
+def _shown(split: Split, score: Score, asked: Users, size: int, held_out: Sequence[Held] = HELD) -> Iterator[Block]:
     """Blocks of impressions: only items that were shown to somebody of a block are scored."""
     for users in (asked[start : start + size] for start in range(0, len(asked), size)):
-        about = questions(split, users)
+        about = questions(split, users, parts=held_out)
+        if not about:
+            continue
         parts = [part for question in about.values() for part in (question.relevant, question.candidates)]
         items = torch.from_numpy(np.unique(np.concatenate([part[part >= 0].numpy() for part in parts])))
         column = torch.full((split.n_items + 1,), -1)  # the last entry is for padding, -1
