@@ -535,6 +535,7 @@ def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:
     result["passes"] = getattr(method, "passes", getattr(method, "epochs", 1))
     result["parameters"] = outcome.parameters
     result["reports"] = _reports(recipe, method, split, len(lines))
+    run_notes.measure_references(recipe, method, split, result)
     return result
 
 

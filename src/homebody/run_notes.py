@@ -26,11 +26,14 @@ from homebody.data.splits import Split
 from homebody.data.views import outside
 from homebody.data.vocabularies import Counted, Declaration, Found, found_in
 from homebody.errors import HomebodyError, several
+from homebody.evaluation import measure_beside_chance
+from homebody.methods.baselines import Popularity
 from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, PureRelease
 from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
-from homebody.report.record import Parameters, Result
+from homebody.report.comparison import cautions
+from homebody.report.record import Negatives, Parameters, Result
 from homebody.report.statement import VOCABULARY
 from homebody.rng import Rng
 from homebody.training import Trained
@@ -43,6 +46,7 @@ __all__ = [
     "digest_of",
     "environment",
     "guessing",
+    "measure_references",
     "notes_of",
     "parameters_of",
     "refuse_found",
@@ -270,6 +274,26 @@ def guessing(evaluated: Evaluated, split: Split) -> list[str]:
     return [f"always guessing the mean of the training ratings, {mean:.3f}, has {both}"]
 
 
+def measure_references(recipe: Recipe, method: Method | Reference, split: Split, result: Result) -> None:
+    """Add what chance and popularity get on the same test questions, how many items there were to be ranked against,
+    and what a reader must know before the figures."""
+    if not result["metrics"]:
+        return
+    in_context = "contexts" in (*method.needs, *method.uses) and bool(split.encoded["contexts"].columns)
+    popular = Popularity().trained(split.histories())
+    beside = measure_beside_chance(split, popular, recipe.measured(), recipe.slices, one_by_one=in_context)
+    result["references"] = {"popularity": beside.scores, "chance": beside.chance}
+    if split.shown is None and len(beside.against):
+        result["negatives"] = Negatives(
+            asked=split.negatives,
+            least=int(beside.against.min()),
+            median=float(np.median(beside.against)),
+            short=int((beside.against < split.negatives).sum()),
+            questions=len(beside.against),
+        )
+    result["cautions"] = cautions([result])
+
+
 def unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
     """A note that a reference ignores the recipe's stages and budget, for tables that show it beside methods."""
     if isinstance(method, Method) or not (recipe.stages or recipe.budget):
@@ -301,6 +325,8 @@ def result_of(
         "meaning": meaning,
         "seed": recipe.seed,
         "rounds": len(lines),
+        "default_rounds": method.about.rounds,
+        "planned_rounds": recipe.rounds or method.about.rounds,
         "chosen_round": chosen,
         "metrics": {name: value for name, value in metrics.items() if not name.startswith("valid/")},
         "validation": {n.removeprefix("valid/"): v for n, v in metrics.items() if n.startswith("valid/")},

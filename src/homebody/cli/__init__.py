@@ -6,7 +6,8 @@ import sys
 from functools import cache
 from typing import Annotated
 
-from click import Command
+from click import Abort, ClickException, Command, UsageError
+from click.exceptions import NoArgsIsHelpError
 from typer import Exit, Option, Typer, echo
 from typer.main import get_command
 
@@ -32,6 +33,7 @@ from homebody.cli import (
 )
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
+from homebody.screen import loading
 
 __all__ = ["app", "main"]
 
@@ -91,7 +93,19 @@ def _command() -> Command:
 def main() -> None:
     """The `homebody` command. What a person can put right is said in one sentence, with exit code 2."""
     try:
-        _command()()
+        with loading("homebody: loading …"):
+            code = _command()(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(2)
+    except ClickException as error:
+        usage = error.ctx.get_usage() if isinstance(error, UsageError) and error.ctx is not None else ""
+        options.refuse(error.format_message(), usage)
+        sys.exit(error.exit_code)
+    except Abort:
+        options.warn("interrupted.")
+        sys.exit(130)
     except Interrupted as stopped:
         known = stopped.run and stopped.run.exists()
         go_on = stopped.go_on or (f"Go on with `homebody run --resume {stopped.run}`." if known else "")
@@ -100,5 +114,5 @@ def main() -> None:
     except (HomebodyError, OSError, MemoryError, RuntimeError) as error:
         if (sentence := _sentence(error)) is None:
             raise
-        options.warn(sentence)
+        options.refuse(sentence)
         sys.exit(2)

@@ -39,6 +39,12 @@ ReportEpsilon = Annotated[float | None, Option("--report-epsilon", help="ε of o
 Sent = Annotated[int, Option("--reports", help="Reports of one person in a round.")]
 
 
+ALLOWS = (
+    "odds ×: the factor by which an observer's odds about {} may move; found: the most true positives of any attack at "
+    "1 % false ones"
+)
+
+
 @app.callback(invoke_without_command=True)
 def account(
     context: Context,
@@ -159,9 +165,7 @@ def secure_sum(
 
 
 def _print_cost(found: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    figures = Table("of a secure sum", "")
+    figures = options.table(["of a secure sum", ""], [""])
     for name, text in (
         ("parties", f"{found['parties']:,}"),
         ("of them must stay to the end", f"{found['quorum']:,}"),
@@ -173,7 +177,8 @@ def _print_cost(found: dict[str, Any]) -> None:
         ("noise beyond what is counted on, √(n/h)", f"{found['excess_noise']:.3f} ×"),
     ):
         figures.add_row(name, text)
-    traffic = Table("exchange", "bytes that a party sends", "bytes that it receives")
+    sizes = ["bytes that a party sends", "bytes that it receives"]
+    traffic = options.table(["exchange", *sizes], sizes)
     for row in found["exchanges"]:
         traffic.add_row(row["exchange"], f"{row['sent']:,}", f"{row['received']:,}")
     options.show(figures, traffic, *found["notes"])
@@ -237,6 +242,7 @@ def _answer(
 ) -> None:
     """A row for each number of rounds and each δ: ε for what was given, or what must be given for ε."""
     from homebody.report.record import jsonable
+    from homebody.report.words import epsilon_meaning
 
     option = "--" + name.replace("_", "-")
     if (given is None) == (target is None):
@@ -248,6 +254,9 @@ def _answer(
         _draw(plot, partial(ask, **{name: rows[0][name]}), max(rounds))
     common = {key: value for key, value in rows[0].items() if key not in (*OF_A_ROW, name)}
     rows = [{key: value for key, value in row.items() if key not in common} for row in rows]
+    for row in rows:
+        meaning = epsilon_meaning(row["epsilon"], row["delta"])
+        row |= {"odds": meaning.odds, "found_at_1_percent": meaning.found}
     options.answer(
         jsonable(common | (rows[0] if len(rows) == 1 else {"rows": rows})),
         as_json,
@@ -257,20 +266,23 @@ def _answer(
 
 
 def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
     from homebody.report.statement import figure
+    from homebody.report.words import NOT_COVERED_IN_SHORT, epsilon_meaning
 
-    table = Table(name.replace("_", " "), "rounds", "δ", "ε", "by", "ε of one round", "other valid bounds")
-    for row in rows:
+    whom = f"a group of {about['group']}" if "group" in about else "one person"
+    meanings = [epsilon_meaning(row["epsilon"], row["delta"], whom) for row in rows]
+    numbers = [name.replace("_", " "), "rounds", "δ", "ε", "ε of one round", "odds ×", "found"]
+    table = options.table([*numbers[:4], "by", *numbers[4:], "other valid bounds"], numbers)
+    for row, meaning in zip(rows, meanings, strict=True):
         others = ", ".join(f"{who} {figure(e)}" for who, e in row["bounds"].items() if who != row["accountant"])
         table.add_row(
             *(f"{row[name]:.4g}", f"{row['rounds']:,}", f"{row['delta']:g}", figure(row["epsilon"]), row["accountant"]),
-            *(figure(row["epsilon_of_one_round"]), others),
+            *(figure(row["epsilon_of_one_round"]), *meaning.cells, others),
         )
     asked = ", ".join(f"{key} {value}" for key, value in about.items())
     notes = dict.fromkeys(note for row in rows for note in row["notes"])
-    options.show(asked, table, *notes)
+    said = [meanings[0].sentence] if len(rows) == 1 else [ALLOWS.format(whom)]
+    options.show(asked, table, *said, f"not covered: {NOT_COVERED_IN_SHORT}", *notes)
 
 
 def _print_paper(name: str, as_json: bool) -> None:
@@ -284,12 +296,11 @@ def _print_paper(name: str, as_json: bool) -> None:
 
 
 def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
     from homebody.report.statement import figure
 
     reasons = list(dict.fromkeys(row["why"] for row in rows))
-    table = Table("what", "observer", "unit", "δ", "claimed ε", "certified ε", "by", "why", title=title)
+    numbers = ("δ", "claimed ε", "certified ε")
+    table = options.table(["what", "observer", "unit", *numbers, "by", "why"], numbers, title=title)
     for row in rows:
         claimed = "none" if row["claimed"] is None else f"{row['claimed']:g}".replace("inf", "∞")
         table.add_row(

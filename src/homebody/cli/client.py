@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
+from homebody import screen
 from homebody.cli import client_impressions, client_roster, client_serving, client_views, options
 from homebody.cli.client_roster import Dir
 from homebody.errors import HomebodyError, several
@@ -441,14 +442,12 @@ def _print_disclosure(disclosed: dict[str, Any]) -> None:
     """Print what left the device of one person: the answers, what each disclosed to whom, and ε."""
     from datetime import UTC, datetime
 
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        screen.say(console, text)
 
     part = "" if disclosed["active"] else " (takes no part any more)"
     sent, ledger = disclosed["sent"], disclosed["ledger"]
@@ -479,11 +478,11 @@ def _print_disclosure(disclosed: dict[str, Any]) -> None:
                 f"      to {', '.join(charge['observers'])}, about one {about}: {charge['what']}; "
                 f"ε = {figure(charge['epsilon_of_one'])} {each}"
             )
-    table = Table("observer", "unit", "ε", "δ", "by", box=box.SIMPLE_HEAD)
+    table = options.table(["observer", "unit", "ε", "δ", "by"], ["ε", "δ"])
     for row in disclosed["certified"]:
         by = row["accountant"] if row["accountant"] != "none" else ""
         table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), f"{disclosed['delta']:g}", by)
-    console.print(table)
+    screen.put(console, table)
     told = [row for row in disclosed["certified"] if row["accountant"] != "none"]
     for note in dict.fromkeys(note for row in told or disclosed["certified"] for note in row["notes"]):
         say(f"  {note}")

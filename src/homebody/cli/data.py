@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from homebody.cli.options import DataDir, Given, Json, answer, from_settings, of_recipe, pairs, show
+from homebody.cli.options import DataDir, Given, Json, answer, from_settings, of_recipe, pairs, show, table
 from homebody.errors import several
 from homebody.recipe import Recipe
 
@@ -56,22 +56,18 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 
 def _print_datasets(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table()
     counts = ("users", "items", "interactions")
-    for heading in ("name", *counts, "MB", "status"):
-        table.add_column(heading, justify="left" if heading in {"name", "status"} else "right", no_wrap=True)
+    listed = table(["name", *counts, "MB", "status"], [*counts, "MB"])
     for row in rows:
-        table.add_row(
+        listed.add_row(
             str(row["name"]),
             *("any" if row[count] is None else f"{row[count]:,}" for count in counts),
             "any" if row["megabytes"] is None else f"{row['megabytes']:.1f}",
             str(row["status"]),
         )
-    table.add_row("synthetic", "any", "any", "any", "0", "made on demand")
+    listed.add_row("synthetic", "any", "any", "any", "0", "made on demand")
     show(
-        table,
+        listed,
         "Fetch one with `homebody data get NAME`, which also says what must be",
         "supplied and how, or use a CSV or Parquet file of your own. A synthetic",
         "population is `synthetic` or `synthetic:users=1000,items=500,mean=30,seed=0`.",

@@ -71,6 +71,7 @@ def _print(result: dict[str, Any]) -> None:
     page = "index.html" if (folder / "index.html").exists() else "LEADERBOARD.md"
     say(
         console,
+        *result.get("cautions", []),
         "(c): centralised",
         *unlike_public(marked),
         *result["legend"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from typer import Argument
@@ -14,46 +15,63 @@ __all__ = ["methods"]
 def methods(
     name: Annotated[str | None, Argument(help="A method whose fields to show.")] = None, as_json: options.Json = False
 ) -> None:
-    """List methods and references: what each is, its paper, and the fields that --set takes."""
+    """List methods and references; with NAME what one is, its paper, and the fields that --set takes."""
     from homebody.methods import METHODS, trust
 
     if name:
         trust(name)
     described = [_describe(method) for method in ([name] if name else METHODS)]
-    options.answer({"methods": described}, as_json, lambda: _print(described, whole=name is None))
+    shown = (lambda: _print_one(described[0])) if name else (lambda: _print_all(described))
+    options.answer({"methods": described}, as_json, shown)
 
 
-def _print(described: list[dict[str, Any]], *, whole: bool) -> None:
+def _print_all(described: list[dict[str, Any]]) -> None:
+    """A line for each method: on a terminal no more than fits, so that all of them are on one screen."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(emoji=False)  # a search such as 1:100:log is no picture
-    if whole:
-        table = Table("name", "kind", "what it is", "fields")
+    console = Console()
+    names = max(len(entry["name"]) for entry in described)
+    room = console.width - names - 6 if console.is_terminal else len(max((e["title"] for e in described), key=len))
+    for kind, heading in (("federated", "federated methods"), ("centralised", "centralised references")):
+        table = options.table([heading.ljust(names), "what it is"])
         for entry in described:
-            table.add_row(entry["name"], entry["kind"], entry["title"], ", ".join(f["name"] for f in entry["fields"]))
-        console.print(table)
-        console.print(
-            "`homebody methods NAME` explains the fields; `path/to/file.py:Class` runs your own.", highlight=False
-        )
-        return
-    (entry,) = described
-    console.print(f"[bold]{entry['name']}[/bold] ({entry['kind']}): {entry['title']}", highlight=False)
-    if entry["paper"]:
-        console.print(entry["paper"], highlight=False)
+            if entry["kind"] == kind:
+                table.add_row(entry["name"], _in_short(entry["title"], room))
+        options.show(table)
+    options.show("`homebody methods NAME` has more; `path/to/file.py:Class` runs your own.")
+
+
+def _in_short(title: str, room: int) -> str:
+    """As many of a title's clauses as there is room for; one at least.
+
+    >>> _in_short("implicit ALS: clients add statistics, the server solves; exact", 45)
+    'implicit ALS: clients add statistics'
+    """
+    clauses = re.split(r"(?<=[:,;]) ", title)
+    kept = max(1, sum(len(" ".join(clauses[: count + 1])) <= room + 1 for count in range(len(clauses))))
+    return title if kept == len(clauses) and len(title) <= room else " ".join(clauses[:kept]).rstrip(":,;")
+
+
+def _print_one(entry: dict[str, Any]) -> None:
+    lines = [f"{entry['name']} ({entry['kind']}): {entry['title']}"]
+    lines += [entry["paper"]] if entry["paper"] else []
+    lines += [f"rounds by default: {entry['default_rounds']}"] if entry["default_rounds"] else []
     if entry["channel"]:
         stages = " ".join(f"--stage {text}" for text in entry["channel"])
-        console.print(f"its channel, unless stages are given: {stages}", highlight=False, soft_wrap=True, markup=False)
-    table = Table("field", "default", "bounds", "search", "meaning")
+        lines.append(f"its channel, unless stages are given: {stages}")
+    options.show(*lines)
+    from rich.text import Text
+
+    table = options.table(["field", "default", "bounds", "search", "meaning"])
     for field in entry["fields"]:
         low, high = field["low"], field["high"]
         bounds = f"{'' if low is None else low} … {'' if high is None else high}" if (low, high) != (None, None) else ""
         bounds = bounds or " or ".join(map(str, field["choices"]))
-        table.add_row(field["name"], str(field["default"]), bounds, field["search"] or "", field["doc"])
+        cells = (field["name"], str(field["default"]), bounds, field["search"] or "", field["doc"])
+        table.add_row(*(Text(cell) for cell in cells))  # a search such as 1:100:log is no picture
     if entry["fields"]:
-        console.print(table)
         declared = "as it declares" if entry["search_declared"] else "around the defaults, as it declares none"
-        console.print(f"search: where `homebody tune` looks, {declared}.", highlight=False)
+        options.show(table, f"search: where `homebody tune` looks, {declared}.")
 
 
 def _describe(name: str) -> dict[str, Any]:

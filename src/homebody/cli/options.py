@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +15,7 @@ from typer import Argument, Option, echo
 from homebody import settings
 from homebody.errors import HomebodyError
 from homebody.recipe import Recipe, parse_fields
+from homebody.screen import plain, put, refuse, say, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,13 +38,11 @@ __all__ = [
     "plain",
     "ranking",
     "recipe_options",
+    "refuse",
     "show",
     "table",
     "warn",
 ]
-
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What a terminal takes for a command, apart from tabs and ends of lines."""
 
 Out = Annotated[Path, Option("--out", help="The folder in which run folders are created.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")]
@@ -207,47 +205,23 @@ def answer(result: Mapping[str, Any], as_json: bool, *shown: str | Callable[[], 
         echo(part) if isinstance(part, str) else part()
 
 
-def table(
-    headings: Sequence[str], right: Collection[str] = (), *, title: str = "", tight: bool = False, **column: Any
-) -> Table:
-    """A table without lines between its rows. right: the headings of numbers. column: settings of every column."""
-    from rich import box
-    from rich.table import Table
-
-    padding = (0, 1, 0, 0) if tight else (0, 1)
-    drawn = Table(title=title or None, box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
-    for heading in headings:
-        drawn.add_column(heading, justify="right" if heading in right else "left", **column)
-    return drawn
-
-
-def plain(text: object) -> str:
-    r"""A text that steers no terminal: names and sentences of a server or service are whatever it says they are.
-
-    >>> plain("a\x1b[2J cat\n") == "a\ufffd[2J cat\n"
-    True
-    """
-    return _STEERING.sub("\ufffd", str(text))
-
-
 def show(*parts: str | Table) -> None:
     """Print tables, and lines as they are."""
     from rich.console import Console
 
     console = Console()
     for part in parts:
-        if isinstance(part, str):  # not by `report.words.say`: a device's commands start without torch
-            console.print(plain(part), highlight=False, soft_wrap=True, markup=False)
+        if isinstance(part, str):
+            say(console, plain(part))
         else:
-            console.print(part)
+            put(console, part)
 
 
 def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:
     """The table of ranked items: id, name and score. Texts are never read as markup."""
-    from rich.table import Table
     from rich.text import Text
 
-    ranked = Table("", "item", "name", "score", title=title)
+    ranked = table(["", "item", "name", "score"], ["", "score"], title=title)
     for place, (item, name, score) in enumerate(items, 1):
         ranked.add_row(str(place), Text(plain(item)), Text(plain(name)), f"{score:.3f}")
     return ranked

@@ -249,8 +249,6 @@ def _check_extra() -> None:
 
 
 def _status_parts(folder: Path, state: dict[str, Any]) -> Iterator[str | Table]:
-    from rich.table import Table
-
     from homebody.report.words import epsilon, measured
 
     alive = "running" if state["running"] else "not running"
@@ -266,7 +264,7 @@ def _status_parts(folder: Path, state: dict[str, Any]) -> Iterator[str | Table]:
         if clipped := len(last["unclipped"]):
             of = f"{several(clipped, 'metric')} of {len(last['metrics'])}"
             yield f"{of} clipped to 0 … 1: noise carried the estimate beyond"
-    table = Table("device", "clients", "added", "key")
+    table = options.table(["device", "clients", "added", "key"])
     for device in state["devices"]:
         last = device["first"] + device["people"] - 1
         numbers = str(device["first"]) if device["people"] == 1 else f"{device['first']}–{last}"

@@ -6,8 +6,9 @@ and HTML tables are all made from that list.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +16,38 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from homebody.errors import several
 from homebody.evaluation.metrics import main_cutoff
 from homebody.report.record import RunFolder
-from homebody.report.words import behind_proxy, epsilon, kilobytes, metric_name, spread
+from homebody.report.words import (
+    NOT_COVERED_IN_SHORT,
+    behind_proxy,
+    epsilon,
+    epsilon_meaning,
+    kilobytes,
+    metric_name,
+    spread,
+)
 
-__all__ = ["ComparisonColumn", "comparison_columns", "holm", "legend", "paired_p", "summarise_runs"]
+__all__ = [
+    "ComparisonColumn",
+    "cautions",
+    "comparison_columns",
+    "holm",
+    "legend",
+    "paired_p",
+    "reference_rows",
+    "summarise_runs",
+]
 
 FLIPS = 10_000
 Floats = npt.NDArray[np.float64]
 METRICS = ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")
+TO_TRY = (
+    "To try: everyone in each round (no --cohort), fewer rounds, fewer --set factors, another clip norm, and "
+    "--calibrate. docs/privacy.md has settings that do better."
+)
+"""For a private run that is worse than one list for everyone."""
 UNBOUNDED = "∞ means no bound: updates, their sum or raw data are seen without noise"
 
 
@@ -33,6 +57,10 @@ class ComparisonColumn(NamedTuple):
     heading: str
     cell: Callable[[Mapping[str, Any]], str]
     best: bool = False
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        """The cell of a method, or of a reference row, which has metrics alone."""
+        return "" if row.get("reference") and not self.best else self.cell(row)
 
 
 def comparison_columns(observers: Sequence[str]) -> list[ComparisonColumn]:
@@ -45,6 +73,68 @@ def comparison_columns(observers: Sequence[str]) -> list[ComparisonColumn]:
         ComparisonColumn("KB down", lambda row: kilobytes(row["bytes_down"])),
         ComparisonColumn("seconds", lambda row: f"{row['seconds']:.1f}"),
     ]
+
+
+def reference_rows(comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows for what popularity and chance get, to stand below the methods; a reference among these has its row."""
+    there = {row["method"] if "method" in row else row["name"] for row in comparison["methods"]}
+    return [
+        {"name": name, "reference": True, "metrics": metrics}
+        for name, metrics in (comparison.get("references") or {}).items()
+        if name not in there
+    ]
+
+
+def cautions(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader must know before the figures of these runs, one of each method.
+
+    >>> run = {"method": "fedmf", "planned_rounds": 5, "default_rounds": 100, "epsilon": {"server": "inf"}}
+    >>> cautions([{**run, "metrics": {"ndcg@10": 0.1}, "references": {"popularity": {"ndcg@10": 0.2}}}])
+    ['Fewer rounds than by default: fedmf 5 of 100.']
+    """
+    few = [_few_negatives(result) for result in results]
+    below = [_below_popularity(result) for result in results]
+    return list(dict.fromkeys(filter(None, (_few_rounds(results), *few, *below))))
+
+
+def _few_rounds(results: Sequence[Mapping[str, Any]]) -> str:
+    # Records of earlier versions do not know what was usual.
+    counts = [(_short(run), run.get("planned_rounds") or 0, run.get("default_rounds") or 0) for run in results]
+    short = [f"{name} {planned:,} of {usual:,}" for name, planned, usual in counts if 0 < planned < usual]
+    return f"Fewer rounds than by default: {', '.join(short)}." if short else ""
+
+
+def _few_negatives(result: Mapping[str, Any]) -> str:
+    found = result.get("negatives")
+    if not found or not found["short"]:
+        return ""
+    how_many = f"{found['least']:,} at least, {found['median']:,g} in the median"
+    return (
+        f"{found['short']:,} of {several(found['questions'], 'question')} had fewer than {found['asked']} items to be "
+        f"ranked against ({how_many}): that is easier, and chance is higher."
+    )
+
+
+def _below_popularity(result: Mapping[str, Any]) -> str:
+    """That a private run is worse than the same list for everyone, and what to change."""
+    private = any(0 < float(value) < float("inf") for value in result["epsilon"].values())
+    popular = (result.get("references") or {}).get("popularity", {})
+    metric = _main_metric(result["metrics"])
+    if not private or metric not in popular or float(result["metrics"][metric]) >= popular[metric]:
+        return ""
+    name, reached = metric_name(metric), float(result["metrics"][metric])
+    figures = f"{name} of {_short(result)} is {reached:.4f}, that of one list for everyone {popular[metric]:.4f}"
+    return f"Below popularity: {figures}. {TO_TRY}"
+
+
+def _main_metric(metrics: Iterable[str]) -> str:
+    """NDCG at 10, or the cut-off nearest to it; empty where there is none."""
+    cutoffs = [int(name.removeprefix("ndcg@")) for name in metrics if name.startswith("ndcg@")]
+    return f"ndcg@{main_cutoff(cutoffs)}" if cutoffs else ""
+
+
+def _short(result: Mapping[str, Any]) -> str:
+    return str(result.get("name") or result["method"]).rpartition(":")[2]
 
 
 def _metric(name: str) -> Callable[[Mapping[str, Any]], str]:
@@ -70,9 +160,26 @@ def legend(comparison: Mapping[str, Any]) -> list[str]:
         comparison["meaning"],
         f"p: {comparison['test']}",
         f"ε: certified, one user, whole training{'' if delta is None else f'; δ = {delta:g}'}; {UNBOUNDED}",
+        *_allowed(comparison["methods"], delta or 0.0),
         "KB: per client and round; a centralised method's is the raw history, sent once",
         "seconds: wall time of a run's training and evaluation, without compilation, mean over seeds",
     ]
+
+
+def _allowed(rows: Sequence[Mapping[str, Any]], delta: float) -> list[str]:
+    """What each bounded ε of a comparison allows, and what these words mean; nothing where none is bounded."""
+    allows: dict[str, list[str]] = {}
+    for row in rows:
+        for value in dict.fromkeys(float(value) for value in row["epsilon"].values()):
+            if 0 < value < math.inf:
+                who = [observer for observer, of in row["epsilon"].items() if float(of) == value]
+                short = epsilon_meaning(value, delta).short
+                allows.setdefault(short, []).append(f"{_short(row)} against {' and '.join(who)}")
+    if not allows:
+        return []
+    each = "; ".join(f"{', '.join(whose)}: {short}" for short, whose in allows.items())
+    means = "odds: the factor by which an observer's odds about one person may move; finds: the most true positives of "
+    return [f"what ε allows: {each}; {means}any attack at 1 % false ones; not covered: {NOT_COVERED_IN_SHORT}"]
 
 
 def paired_p(difference: Floats, flips: int = FLIPS, seed: int = 0) -> float:
@@ -115,8 +222,7 @@ def summarise_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for result in results:
         by_method.setdefault(str(result["method"]), []).append(result)
     rows = [_row(method, runs) for method, runs in by_method.items()]
-    cutoffs = [int(name.removeprefix("ndcg@")) for name in results[0]["metrics"] if name.startswith("ndcg@")]
-    metric = f"ndcg@{main_cutoff(cutoffs)}"
+    metric = _main_metric(results[0]["metrics"])
     best = max(rows, key=lambda row: row["metrics"][metric]["mean"])
     gains = {method: _gains(runs, metric) for method, runs in by_method.items()}
     others = [row for row in rows if row is not best]
@@ -133,16 +239,40 @@ def summarise_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "test": f"paired over users on {metric}, sign flips, Holm-corrected, against the best",
         "best": best["method"],
         "methods": rows,
+        "references": _references(by_method[best["method"]]),
+        "cautions": cautions([_mean_run(runs) for runs in by_method.values()]),
     }
 
 
-def _row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    def summary(values: Sequence[float]) -> dict[str, float | None]:
-        return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
+def _references(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What popularity and chance get, over the seeds of a method: the same questions for every method."""
+    known = [run["references"] for run in runs if run.get("references")]
+    return {name: _means([references[name] for references in known]) for name in (known[0] if known else ())}
 
+
+def _mean_run(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first of these runs, with the means over all seeds."""
+
+    def means(of: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        return {name: part["mean"] for name, part in of.items()}
+
+    references = {name: means(metrics) for name, metrics in _references(runs).items()}
+    return {**runs[0], "metrics": means(_means([run["metrics"] for run in runs])), "references": references}
+
+
+def _means(runs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    """The mean of each metric, and its deviation over more than one run."""
+    return {name: _spread([run[name] for run in runs]) for name in runs[0]}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def _row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "method": method,
-        "metrics": {name: summary([run["metrics"][name] for run in runs]) for name in runs[0]["metrics"]},
+        "metrics": _means([run["metrics"] for run in runs]),
         "epsilon": runs[0]["epsilon"],
         "bytes_up": round(statistics.fmean(run["bytes_up"] for run in runs)),
         "bytes_down": round(statistics.fmean(run["bytes_down"] for run in runs)),

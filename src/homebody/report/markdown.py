@@ -8,7 +8,7 @@ from typing import Any
 
 from homebody.errors import several
 from homebody.report import reproduction
-from homebody.report.comparison import comparison_columns
+from homebody.report.comparison import comparison_columns, reference_rows
 from homebody.report.reproduction import SHORT, Footnotes, Part, ResultTable, Study
 from homebody.report.words import duration
 
@@ -46,8 +46,10 @@ def leaderboard_markdown(result: Mapping[str, Any]) -> str:
     lines = [f"# Leaderboard: {plain(result['data'])}, protocol {result['protocol']}", "", origin, ""]
     columns = comparison_columns(result["observers"])
     headings = ("method", "kind", *(column.heading for column in columns))
-    rows = [(plain(row["name"]), row["kind"], *(column.cell(row) for column in columns)) for row in result["methods"]]
-    lines += [*table(headings, rows, numeric=2), "", *(f"- {plain(line)}" for line in result["legend"])]
+    shown = [*result["methods"], *({**row, "kind": "reference"} for row in reference_rows(result))]
+    rows = [(plain(row["name"]), row["kind"], *(column.text(row) for column in columns)) for row in shown]
+    said = [*result.get("cautions", []), *result["legend"]]
+    lines += [*table(headings, rows, numeric=2), "", *(f"- {plain(line)}" for line in said)]
     if result["skipped"]:
         lines += ["", "## Not in the table", ""]
         lines += [f"- {plain(method['name'])}: {plain(method['reason'])}" for method in result["skipped"]]

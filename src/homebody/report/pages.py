@@ -18,7 +18,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError, several
 from homebody.report.charts import choice_of, privacy_chart
-from homebody.report.comparison import comparison_columns
+from homebody.report.comparison import comparison_columns, reference_rows
 from homebody.report.words import duration
 
 __all__ = ["choice", "drawn", "has_plotly", "leaderboard_page", "listed", "origin", "page", "quiet"]
@@ -126,12 +126,14 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
     heads += "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in columns)
     best = [_largest([row[place] for row in cells]) if column.best else "" for place, column in enumerate(columns)]
     rows = "".join(_leader(row, texts, best) for row, texts in zip(result["methods"], cells, strict=True))
+    references = [{**row, "kind": "reference"} for row in reference_rows(result)]
+    rows += "".join(_leader(row, [column.text(row) for column in columns], [""] * len(columns)) for row in references)
     skipped = listed([f"{method['name']}: {method['reason']}" for method in result["skipped"]])
     board = (
         '<section><h2>Accuracy, privacy, costs</h2><div class="scroll" tabindex="0" role="region" '
         'aria-label="Leaderboard"><table><caption class="small soft">Mean ± standard deviation over '
         f"{count}, the best first</caption><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>{listed(result['legend'])}</section>"
+        f"<tbody>{rows}</tbody></table></div>{listed([*result.get('cautions', []), *result['legend']])}</section>"
     )
     picker = choice("ε against", choice_of("privacy"), {observer: observer for observer in observers})
     plot = (
@@ -160,7 +162,7 @@ def _leader(row: Mapping[str, Any], texts: Sequence[str], best: Sequence[str]) -
         f"<td{' class=best' if top and text.partition(' ±')[0] == top else ''}>{quiet(text)}</td>"
         for text, top in zip(texts, best, strict=True)
     )
-    shape = "key central" if row["kind"] == "centralised" else "key"
+    shape = {"centralised": "key central", "reference": "key none"}.get(row["kind"], "key")
     name = f'<span class="{shape}" aria-hidden="true"></span>&nbsp;{escape(row["name"])}'
     kind = f'<span class="small">{escape(row["kind"])}</span>'
     return f'<tr><th scope="row" class="row">{name}{kind}</th>{cells}</tr>'

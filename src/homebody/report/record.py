@@ -36,7 +36,7 @@ from homebody.errors import HomebodyError, Unavailable, several
 from homebody.files import appending, holding, insisting, private_folder, replacing
 from homebody.progress import Best, Progress, Round
 
-__all__ = ["Parameters", "Result", "RunFolder", "jsonable", "packed", "unpacked"]
+__all__ = ["Negatives", "Parameters", "Result", "RunFolder", "jsonable", "packed", "unpacked"]
 
 SCHEMA_VERSION = 1
 OVERHEAD = 0.05
@@ -51,6 +51,18 @@ class Parameters(TypedDict):
     """On a device that joins."""
     model: int
     """One device's model: shared and local numbers, each counted once."""
+
+
+class Negatives(TypedDict):
+    """How many items the held-out ones are ranked against in the sampled metrics, on test."""
+
+    asked: int
+    """That the recipe asks for."""
+    least: int
+    median: float
+    short: int
+    """Questions with fewer than were asked for: the catalogue has no more that the person does not know."""
+    questions: int
 
 
 class Result(TypedDict):
@@ -68,6 +80,10 @@ class Result(TypedDict):
     """What the metrics measure, in a sentence."""
     seed: int
     rounds: int
+    default_rounds: NotRequired[int]
+    """That the method takes unless the recipe gives a number."""
+    planned_rounds: NotRequired[int]
+    """Of this run. A budget may end it sooner."""
     chosen_round: int
     """The round with the best validation metric; its model is kept."""
     metrics: dict[str, float]
@@ -102,6 +118,11 @@ class Result(TypedDict):
     reports: NotRequired[dict[str, float] | None]
     """Of randomised reports: how many, and ε of each and of all."""
     cpu_seconds: NotRequired[float]
+    references: NotRequired[dict[str, dict[str, float]]]
+    """What `popularity` and `chance` get on the same test questions; known in a simulation only."""
+    negatives: NotRequired[Negatives]
+    cautions: NotRequired[list[str]]
+    """What a reader must know before the figures: fewer rounds or items than usual, or a result below popularity."""
     errors: NotRequired[dict[str, float]]
     """The standard error that noise leaves in each metric."""
     unclipped: NotRequired[dict[str, float]]

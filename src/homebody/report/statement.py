@@ -32,6 +32,7 @@ from homebody.privacy.secure_sum import HELPER, SEMI_HONEST, SecureSum
 from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, stage_texts, with_noise
 from homebody.reference import Reference
 from homebody.report.record import RunFolder, jsonable
+from homebody.report.words import NOT_COVERED, epsilon_meaning
 
 __all__ = ["VOCABULARY", "Release", "figure", "lines_of", "recipe_of", "releases_of", "stated_at", "statement"]
 
@@ -50,6 +51,7 @@ UNITS = {
     "interaction": "one click, rating or view",
     "user": "one person, with everything they did",
 }
+ABOUT = {"report": "one report", "interaction": "one interaction", "user": "one person"}
 RELATIONS = {
     "replace-one": "ε compares two data sets of the same size in which one unit is another (replace-one).",
     "add-remove": "ε compares a data set with one unit and the same without it (add-remove).",
@@ -173,6 +175,7 @@ def _gathered(
         },
         "delta": delta,
         "certified": rows,
+        "not_covered": list(NOT_COVERED),
         "stages": stages,
         "ledger": {
             "verified": True,
@@ -255,6 +258,7 @@ def _certified(
         for _, who, charged, text in release.rows
         if who == observer and charged == unit
     }
+    meaning = epsilon_meaning(total.epsilon, delta if total.epsilon else 0.0, ABOUT[unit])
     return {
         "observer": observer,
         "sees": SEES[observer],
@@ -263,6 +267,9 @@ def _certified(
         "relation": total.relation,
         "epsilon": total.epsilon,
         "delta": delta,
+        "odds": meaning.odds,
+        "found_at_1_percent": meaning.found,
+        "allows": meaning.sentence,
         "accountant": total.accountant,
         "other_bounds": {name: value for name, value in total.bounds.items() if name != total.accountant},
         "epsilon_of_one_round": max((bound.epsilon for bound in each), default=0.0),

@@ -9,10 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from homebody import screen
 from homebody.errors import several
 from homebody.files import SHARED, insisting, replace_all
 from homebody.report import words
@@ -95,7 +94,7 @@ def statement_page(stated: Mapping[str, Any]) -> str:
         f'<p class="eyebrow">Privacy statement</p><h1>{escape(heading(stated))}</h1>'
         f'<p class="soft">{escape(state(stated))} ε is derived from the run’s ledger, never typed in.{simulated}</p>'
     )
-    body = [_certified(stated), _way_out(stated), _ledger(stated)]
+    body = [_certified(stated), _allowed(stated), _way_out(stated), _ledger(stated)]
     if stated["budget"]:
         body.append(_section("Budget", f"<p>{escape(stated['budget']['state'])}</p>"))
     if stated["paper"]:
@@ -159,6 +158,31 @@ def _certified(stated: Mapping[str, Any]) -> str:
         "counts; the others hold too. ε of one round is that of the worst one.</p>"
     )
     return _section("What is certified", _table(caption, columns, rows, (1, 6, 7)) + note)
+
+
+def allowed(stated: Mapping[str, Any]) -> list[str]:
+    """What each ε allows, a sentence for all observers that it is the same for."""
+    said: dict[str, list[str]] = {}
+    for row in stated["certified"]:
+        if row["releases"] and "allows" in row:  # statements of earlier versions do not say
+            said.setdefault(row["allows"], []).append(row["observer"])
+    return [f"{_to(list(dict.fromkeys(observers)))}: {sentence}" for sentence, observers in said.items()]
+
+
+ATTACKER = (
+    "An attacker sees what was released and decides between two data sets that differ in what ε is about. At a rate f "
+    "of false positives its true positives are at most min(e^ε · f + δ, 1 − e^−ε (1 − δ − f)), whatever else it knows."
+)
+"""How the sentences of a statement are derived."""
+
+
+def _allowed(stated: Mapping[str, Any]) -> str:
+    """What ε means, and what it does not cover."""
+    said = allowed(stated)
+    if not said and not stated.get("not_covered"):
+        return ""
+    inner = f"{_list(said)}<p>{escape(ATTACKER)}</p><p>No ε covers this:</p>{_list(stated.get('not_covered', []))}"
+    return _section("What ε means", inner)
 
 
 def _way_out(stated: Mapping[str, Any]) -> str:
@@ -270,14 +294,22 @@ def print_statement(stated: Mapping[str, Any], console: Console | None = None) -
             about = f"about one {charge['unit']}{part}: {charge['what']}; {_each(line, charge)}"
             say(f"    to {_to(charge['observers'])}, {about}")
     title(f"What is certified, at δ = {stated['delta']:g}")
-    table = Table("observer", "unit", "ε in total", "by", "ε of one round", "other valid bounds", box=box.SIMPLE_HEAD)
+    columns = ("observer", "unit", "ε in total", "by", "ε of one round", "other valid bounds")
+    table = screen.table(columns, ("ε in total", "ε of one round"))
     for row in stated["certified"]:
         by = row["accountant"] if row["accountant"] != "none" else ""
         known = (figure(row["epsilon"]), by, figure(row["epsilon_of_one_round"]), others(row))
         table.add_row(row["observer"], row["unit"], *(known if row["releases"] else ("nothing released", "", "", "")))
-    console.print(table)
+    screen.put(console, table)
     for row in stated["certified"]:
         say(f"  {' '.join([sentence(row).rstrip('.') + '.', *(row['notes'] if row['releases'] else [])])}")
+    if said := allowed(stated):
+        title("What ε means")
+        for text in said:
+            say(f"  - {text}")
+        say(f"  {ATTACKER}", "  No ε covers this:")
+        for text in stated["not_covered"]:
+            say(f"  - {text}")
     if stated["budget"]:
         title("Budget")
         say(f"  {stated['budget']['state']}")

@@ -10,14 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from homebody import screen
 from homebody.errors import several
+from homebody.evaluation.metrics import main_cutoff
 from homebody.privacy import Ledger, event_from_json
 from homebody.report import reproduction, words
-from homebody.report.comparison import comparison_columns, legend
+from homebody.report.comparison import cautions, comparison_columns, legend, reference_rows
 from homebody.report.record import RunFolder
 from homebody.report.reproduction import SHORT, ResultTable
 from homebody.report.statement import recipe_of, stated_at
@@ -34,19 +35,26 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     """One run: metrics, ε, costs, and where the record is."""
     console = console or Console()
     metrics, errors = result["metrics"], result.get("errors", {})
+    name = result["method"].rpartition(":")[2]
+    # Records of earlier versions have no references; one that is itself a reference does not stand beside itself.
+    references = {who: known for who, known in (result.get("references") or {}).items() if who != name}
     cuts = [name.removeprefix("hr") for name in metrics if name.startswith("hr@")]
-    what = f"{result['method'].rpartition(':')[2]} on {result['data']}"
-    table = Table("", *cuts, title=f"{what}, test")
+    what = f"{name} on {result['data']}"
+    at = f"@{main_cutoff([int(cut[1:]) for cut in cuts])}" if cuts else ""
+    beside = [f"{who}\n{at}" for who in references]
+    table = screen.table(["", *cuts, *beside], [*cuts, *beside], title=f"{what}, test")
     first = "among what was shown" if result.get("split", "").startswith("impressions") else "sampled"
     groups = {"": "", **{prefix: f", users of {prefix.rstrip('/')}" for prefix in _slices(metrics)}}
     for group, users in groups.items():
         for label, prefix in ((first, group), ("full catalogue", f"{group}full/")):
-            for name in _informative(metrics, prefix, cuts):
-                asked = [prefix + name + cut for cut in cuts]
+            for metric in _informative(metrics, prefix, cuts):
+                asked = [prefix + metric + cut for cut in cuts]
                 shown = (words.with_error(metrics[key], errors.get(key)) if key in metrics else "" for key in asked)
-                table.add_row(f"{TITLES[name]}, {label}{users}", *shown)
+                main = prefix + metric + at
+                others = (f"{known[main]:.4f}" if main in known else "" for known in references.values())
+                table.add_row(f"{TITLES[metric]}, {label}{users}", *shown, *others)
     if metrics:
-        console.print(table)
+        screen.put(console, table)
     else:
         say(console, f"{what}: not measured")
     named = {"auc": first, "full/auc": "full catalogue"}
@@ -72,9 +80,12 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         costs += f", {compilation:.1f} s more to compile"
     say(
         console,
+        *cautions([result]),
+        *([f"references, on the same questions: {' and '.join(references)}"] if references and metrics else []),
         *([result["meaning"]] if metrics else []),
         *_noise_line(result),
         f"ε certified, one user, over the whole training: {epsilon}{delta}",
+        *_meaning_lines(result),
         *_reports_line(result),
         *([f"stages: {' → '.join(passed)}"] if passed else []),
         *([result["stopped"]] if result.get("stopped") else []),
@@ -83,6 +94,23 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         *result["notes"],
         f"record: {result['run']}",
     )
+
+
+def _meaning_lines(result: Mapping[str, Any]) -> list[str]:
+    """What each ε allows, the same one once; where nothing is bounded, one sentence says so."""
+    delta = result.get("epsilon_delta") or 0.0
+    values: dict[float, list[str]] = {}
+    for who, value in result["epsilon"].items():
+        values.setdefault(float(value), []).append(who)
+    if set(values) == {0.0}:
+        return []
+    lines = [
+        f"against {', '.join(who)}: {words.epsilon_meaning(value, delta if value else 0.0).sentence}"
+        for value, who in values.items()
+    ]
+    if any(0 < value < math.inf for value in values):
+        lines.append(f"not covered by ε: {words.NOT_COVERED_IN_SHORT}; `homebody account --run RUN` says more")
+    return lines
 
 
 def _noise_line(result: Mapping[str, Any]) -> list[str]:
@@ -113,6 +141,7 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
     comparison_table({**comparison, "methods": rows}, console)
     say(
         console,
+        *comparison.get("cautions", []),
         *legend(comparison),
         *unlike_public(rows),
         *_compilation(rows),
@@ -123,22 +152,29 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
 
 
 def comparison_table(comparison: Mapping[str, Any], console: Console) -> None:
-    """The columns of a comparison, narrow enough for 80 characters: headings and deviations are broken into lines."""
+    """The columns of a comparison, narrow enough for 80 characters: headings and deviations are broken into lines.
+
+    References stand below the methods.
+    """
     seeds = several(len(comparison["seeds"]), "seed")
     title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds}"
-    wide = console.width >= 100
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, int(wide), 0, 0), pad_edge=False)
-    table.add_column("method", overflow="fold", min_width=10)
     columns = comparison_columns(("server", "public"))
+    wide = console.width >= 100
+    headings = ["method"]
     for column in columns:
         heading = column.heading.replace("seconds", "time s").replace("@", " @").replace(", ", " ")
         if not wide:
             heading = heading.replace("server", "ser- ver").replace("public", "pub- lic")
-        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
-    for row in comparison["methods"]:
-        cells = (column.cell(row) for column in columns)
-        table.add_row(row["name"], *(re.sub(r" ± (\d\.\d{3})\d*", r"\n±\1", cell).strip("–") for cell in cells))
-    console.print(table)
+        headings.append(heading.replace(" ", "\n"))
+    table = screen.table(headings, headings[1:], title=title, tight=not wide)
+    table.padding = (0, int(wide), 0, 0)
+    table.columns[0].overflow, table.columns[0].min_width = "fold", 10
+    for row in (*comparison["methods"], *reference_rows(comparison)):
+        cells = (column.text(row) for column in columns)
+        name = f"{row['name']} (reference)" if row.get("reference") else row["name"]
+        shown = (re.sub(r" ± (\d\.\d{3})\d*", r"\n±\1", cell).strip("–") for cell in cells)
+        table.add_row(name, *shown, style="dim" if row.get("reference") else None)
+    screen.put(console, table)
 
 
 def _compilation(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -169,11 +205,11 @@ def print_reproduction(
             continue
         for data, part in study["data"].items():
             title = ", ".join(filter(None, (study["label"], data, reproduction.caption(study, part))))
-            console.print(_narrow(_result_table(study, part), title, console.width))
+            screen.put(console, _narrow(_result_table(study, part), title, console.width))
             groups = [group for line in part["rows"] for group in (line, *line.get("points", []))]
             short = short or any(group.get("short") for group in groups)
             for sentence in (*reproduction.state(part, study["protocols"]), *part.get("footnotes", [])):
-                console.print(sentence, highlight=False, markup=False)
+                say(console, sentence)
     page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
     mark = f"{SHORT} short by more than {result['tolerance']:g} points" if short else ""
     say(console, *filter(None, (mark, f"page: {folder / page}")))
@@ -214,7 +250,7 @@ def _narrow(result: ResultTable, title: str, width: int) -> Table:
     widths = [max(pair) for pair in zip(wide, words_, strict=True)]
     left = width - sum(widths[1:]) - 2 * len(widths) - 1  # between columns, and at both ends
     widths[0] = max(min(widths[0], left), 8)
-    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown = screen.table([], title=title, tight=True)
     for place, column in enumerate(result.columns):
         side: Literal["left", "right"] = "left" if place < result.left else "right"
         shown.add_column(column, overflow="fold", width=widths[place], justify=side)

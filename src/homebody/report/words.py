@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from homebody.adversary.rates import Allowed
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from homebody.screen import say
 
 __all__ = [
     "ATTACKS",
     "NOT_COVERED",
+    "NOT_COVERED_IN_SHORT",
     "OF_RUNS",
     "QUANTITIES",
     "VIEW_ATTACK",
@@ -89,6 +88,9 @@ NOT_COVERED = (
     "Only what the ledger charges is counted: not times of messages, not network addresses, not what is known already.",
 )
 """What no ε covers, a sentence each; a statement's own list says what this run leaves out beside that."""
+NOT_COVERED_IN_SHORT = (
+    "observers that pool what they see, what an observer knows already, what the data of similar people say, and δ"
+)
 
 
 class EpsilonMeaning(NamedTuple):
@@ -98,8 +100,10 @@ class EpsilonMeaning(NamedTuple):
     """The factor by which an observer's odds about the person may move at most: e^ε, up to δ."""
     found: float
     """The largest share of true positives that any attack reaches at 1 % false positives."""
+    cells: tuple[str, str]
+    """The two numbers, for cells of a table."""
     short: str
-    """For a cell of a table."""
+    """Both in a few words."""
     sentence: str
     """For a terminal or a page."""
 
@@ -107,9 +111,9 @@ class EpsilonMeaning(NamedTuple):
 def epsilon_meaning(value: float | str, delta: float = 0.0, about: str = "one person") -> EpsilonMeaning:
     """What (ε, δ) means: how far an observer's odds move, and what that allows an attacker at best.
 
-    An attacker decides whether what it sees comes from the person's data or from other data in their place. At a false
-    positive rate f the true positive rate is at most min(e^ε · f + δ, 1 − e^−ε (1 − δ − f)). No attack does better,
-    whatever it knows.
+    An attacker sees what was released and decides between two data sets that differ in one person's data, or in what
+    `about` says. At a false positive rate f its true positive rate is at most min(e^ε · f + δ, 1 − e^−ε (1 − δ − f)),
+    whatever else it knows.
 
     >>> epsilon_meaning(1.0, 1e-5).short
     'odds × 2.72, finds 2.72 %'
@@ -124,10 +128,10 @@ def epsilon_meaning(value: float | str, delta: float = 0.0, about: str = "one pe
     odds = math.exp(number) if number <= 700 else math.inf
     if math.isinf(number):
         no_bound = f"ε = ∞: nothing bounds what an observer learns about {about}; an attack may find everybody."
-        return EpsilonMeaning(math.inf, 1.0, "no bound", no_bound)
+        return EpsilonMeaning(math.inf, 1.0, ("∞", "all"), "no bound", no_bound)
     if number == 0 and delta == 0:
         nothing = f"ε = 0: nothing that an observer sees depends on {about}."
-        return EpsilonMeaning(1.0, found, "learns nothing", nothing)
+        return EpsilonMeaning(1.0, found, ("1", "1.00 %"), "learns nothing", nothing)
     slack = f", up to δ = {delta:g}" if delta else ""
     share = "all" if found > 0.99995 else f"{100 * found:.2f} %"
     most = "an attack may find nearly all" if share == "all" else f"no attack finds more than {share}"
@@ -137,7 +141,8 @@ def epsilon_meaning(value: float | str, delta: float = 0.0, about: str = "one pe
     )
     if found > 0.5:
         sentence += " This bound alone rules out little; `homebody audit` measures what known attacks find."
-    return EpsilonMeaning(odds, found, f"odds × {_factor(number)}, finds {share}", sentence)
+    factor = _factor(number)
+    return EpsilonMeaning(odds, found, (factor, share), f"odds × {factor}, finds {share}", sentence)
 
 
 def _factor(number: float) -> str:
@@ -147,12 +152,6 @@ def _factor(number: float) -> str:
     ('1.65', '2,864', '10^25', '10^2,172')
     """
     return f"10^{math.ceil(number / math.log(10)):,}" if number > 13.8 else epsilon(math.exp(number))
-
-
-def say(console: Console, *lines: str) -> None:
-    """Print lines as they are: nothing in them is markup, and a long one is left to the terminal to wrap."""
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def metric_name(metric: str) -> str:

@@ -122,6 +122,8 @@ def _result(results: Sequence[dict[str, Any]], entrants: Entrants, failed: dict[
         "observers": list(rows[0]["epsilon"]),
         "best": _short(summary["best"]),
         "methods": rows,
+        "references": summary["references"],
+        "cautions": [without_paths(said) for said in summary["cautions"]],
         "skipped": [*entrants.skipped, *failures],
         "legend": [*legend(summary), *(without_paths(note) for note in summary["notes"])],
     }
