@@ -76,7 +76,8 @@ def gaussian(
     how neighbouring data sets differ, `replace-one` or `add-remove`. sampling: how the cohort is drawn, `fixed`,
     `poisson` or `none`; None: the kind that fits the relation. group: people who are protected together.
 
-    A row has ε with the accountant that gave it, ε of one round, all valid bounds that were derived, and notes.
+    A row has ε with the accountant that gave it, ε of one round, what ε allows (`meaning`), all valid bounds that were
+    derived, and notes.
 
     >>> frame = gaussian(2.0, rounds=100)
     >>> round(frame["epsilon"].item(), 1), frame["accountant"].item()
@@ -403,6 +404,7 @@ def _answered(
         for each in deltas:
             value = given if given is not None else _calibrated(event, name, cast(float, target), count, each, group)
             total = certified([(event(value), count)], each, group=group)
+            means = epsilon_meaning(total.epsilon, each)
             rows.append(
                 {
                     name: float(value),
@@ -411,6 +413,8 @@ def _answered(
                     "epsilon": total.epsilon,
                     "accountant": total.accountant,
                     "epsilon_of_one_round": certified([(event(value), 1)], each, group=group).epsilon,
+                    "odds": means.odds,
+                    "found_at_1_percent": means.found,
                     **about,
                     "bounds": [{"by": by, "bound": bound} for by, bound in total.bounds.items()],
                     "notes": [*total.notes, *notes],

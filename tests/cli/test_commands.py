@@ -102,7 +102,9 @@ def test_methods_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     text = printed(monkeypatch, capsys, "methods")
     for name in METHODS:
         assert f" {name} " in text
-    assert "learning_rate" in text
+    assert "homebody methods NAME" in text
+    assert "learning_rate" not in text
+    assert len(text.splitlines()) <= len(METHODS) + 15
 
 
 def test_one_method_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,7 +227,10 @@ def shuffle(
     _answer(ask, report_epsilon, epsilon, rounds, plot, as_json, "report_epsilon")
 
 
-OF_A_ROW = ("epsilon", "accountant", "rounds", "delta", "epsilon_of_one_round", "bounds", "notes")
+OF_A_ROW = (
+    *("epsilon", "accountant", "rounds", "delta", "epsilon_of_one_round"),
+    *("odds", "found_at_1_percent", "bounds", "notes"),
+)
 """What differs between the rows of one answer, beside the noise."""
 
 
@@ -242,7 +245,6 @@ def _answer(
 ) -> None:
     """A row for each number of rounds and each δ: ε for what was given, or what must be given for ε."""
     from homebody.report.record import jsonable
-    from homebody.report.words import epsilon_meaning
 
     option = "--" + name.replace("_", "-")
     if (given is None) == (target is None):
@@ -254,9 +256,6 @@ def _answer(
         _draw(plot, partial(ask, **{name: rows[0][name]}), max(rounds))
     common = {key: value for key, value in rows[0].items() if key not in (*OF_A_ROW, name)}
     rows = [{key: value for key, value in row.items() if key not in common} for row in rows]
-    for row in rows:
-        meaning = epsilon_meaning(row["epsilon"], row["delta"])
-        row |= {"odds": meaning.odds, "found_at_1_percent": meaning.found}
     options.answer(
         jsonable(common | (rows[0] if len(rows) == 1 else {"rows": rows})),
         as_json,

@@ -26,14 +26,14 @@ def methods(
 
 
 def _print_all(described: list[dict[str, Any]]) -> None:
-    """A line for each method: on a terminal no more than fits, so that all of them are on one screen."""
+    """A line for each method: as much as fits, so that all of them are on one screen."""
     from rich.console import Console
 
     console = Console()
     names = max(len(entry["name"]) for entry in described)
-    room = console.width - names - 6 if console.is_terminal else len(max((e["title"] for e in described), key=len))
-    for kind, heading in (("federated", "federated methods"), ("centralised", "centralised references")):
-        table = options.table([heading.ljust(names), "what it is"])
+    room = console.width - names - 6
+    for kind in ("federated", "centralised"):
+        table = options.table([kind.ljust(names), "what it is"], tight=True)
         for entry in described:
             if entry["kind"] == kind:
                 table.add_row(entry["name"], _in_short(entry["title"], room))
