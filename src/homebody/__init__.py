@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from homebody.notebook.comparing import compare as compare
     from homebody.notebook.comparing import leaderboard as leaderboard
     from homebody.notebook.fitted import Fitted as Fitted
+    from homebody.notebook.fitted import open as open  # noqa: A004
     from homebody.notebook.fitting import fit as fit
-    from homebody.notebook.keeping import open as open  # noqa: A004
     from homebody.privacy import Channel as Channel
     from homebody.privacy import Ledger as Ledger
     from homebody.reference import Reference as Reference
@@ -101,9 +101,8 @@ _NAMES = {
     "homebody.methods.privrec": "PrivRec",
     "homebody.methods.privrec_cen": "PrivRecCEN",
     "homebody.notebook.comparing": "Comparison compare leaderboard",
-    "homebody.notebook.fitted": "Fitted",
+    "homebody.notebook.fitted": "Fitted open",
     "homebody.notebook.fitting": "fit",
-    "homebody.notebook.keeping": "open",
     "homebody.privacy": "Channel Ledger",
     "homebody.reference": "Reference",
     "homebody.simulation": "Simulator",

@@ -18,18 +18,21 @@ from homebody.core import Cohort, Evaluated, Method, releases
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
+from homebody.data.stored import read_split, without_people, write_split
 from homebody.errors import Diverged, HomebodyError, several
 from homebody.evaluation import describe, measure, sliced
+from homebody.files import insisting, private_folder, replacing
 from homebody.methods import code_of, find, trust
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
 from homebody.privacy.budget import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
-from homebody.progress import Best, Round, better
+from homebody.progress import Best, Progress, Round, better
 from homebody.recipe import Recipe
 from homebody.reference import Reference, Score, federated
 from homebody.report import RunFolder
 from homebody.report.record import Parameters, Result
+from homebody.rng import Rng
 from homebody.settings import check_counts
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
@@ -43,6 +46,7 @@ __all__ = [
     "cohort_of",
     "execute",
     "finish",
+    "keep",
     "population_of",
     "prepare",
     "reopen",
@@ -68,6 +72,8 @@ class Watcher:
 
 
 QUIET = Watcher()
+SPLIT = "split"
+"""The folder, in that of a run which was kept apart from its data, with what it was trained and asked on."""
 InMemory = Population | Split | Simulator
 """What may stand in the place of the data that a recipe names: people, people after their split, or a runtime."""
 CHANGED = (
@@ -165,6 +171,37 @@ def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) ->
         return _run(recipe, method, split, folder, now, watcher).result
 
 
+def keep(done: Finished, path: Path, *, people: bool = False) -> None:
+    """Write a finished run with its model into a new folder that `reopened` opens anywhere.
+
+    people: also everybody's data and states; without them, somebody new can be ranked for, and nobody else.
+    """
+    folder, old = RunFolder(path), done.folder
+    with insisting(f"{path} cannot be written"):
+        private_folder(path, exist_ok=False)
+    for name in ("recipe.toml", "environment.json", "metrics.jsonl", "result.json"):
+        if (old.path / name).exists():
+            folder.write_text(name, (old.path / name).read_text(encoding="utf-8"))
+    with contextlib.closing(Ledger(old.ledger_path)) as ledger:
+        ledger.copy_to(folder.ledger_path)
+    split = done.split if people else without_people(done.split)
+    write_split(split, path / SPLIT)
+    if people and (old.path / "ranks.parquet").exists():
+        with replacing(path / "ranks.parquet") as file:
+            file.write((old.path / "ranks.parquet").read_bytes())
+    if (trained := done.trained) is None:
+        return
+    runtime = trained.runtime
+    if not people:
+        runtime = simulator(done.recipe, split)
+        runtime.begin(trained.method, Rng.of(0))
+    _, digest = old.stands()
+    evaluated = trained.evaluated if people else replace(trained.evaluated, per_user={})
+    states = runtime.state(lasting=True)
+    best = Best(trained.chosen, evaluated, trained.shared, states)
+    folder.save(Progress(trained.chosen, trained.shared, {}, states, best, digest))
+
+
 def trust_folder(path: Path, say: Callable[[str], None] = QUIET.say) -> None:
     """Allow the file that a run's recipe names as its method to run, and report which file that is."""
     recipe = Recipe.from_toml(RunFolder.open(path).recipe_text())
@@ -195,8 +232,11 @@ def reopened(path: Path, *, trust_code: bool = False) -> Finished:
         trust_folder(path)
     result = folder.result()
     recipe = Recipe.from_toml(folder.recipe_text())
-    prepared, split = prepare(recipe, QUIET)
-    _insist_on_same(folder, run_notes.environment(recipe, prepared, split))
+    if (path / SPLIT).is_dir():
+        prepared, split = recipe.build(), read_split(path / SPLIT)
+    else:
+        prepared, split = prepare(recipe, QUIET)
+        _insist_on_same(folder, run_notes.environment(recipe, prepared, split))
     trained = _trained(folder, recipe, prepared, split) if isinstance(prepared, Method) else None
     return Finished(folder, result, recipe, prepared, split, trained)
 

@@ -20,18 +20,19 @@ from homebody.data import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.markup import html
+from homebody.notebook.keeping import write_model
 from homebody.notebook.plots import Plot, history_plot
 from homebody.notebook.tables import history_frame, item_frame, ranking_frame, users_of
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
 from homebody.reference import Reference, Score
 from homebody.report import words
-from homebody.run import Finished
+from homebody.run import Finished, reopened
 from homebody.simulation import Simulator, usable_device
 from homebody.simulation.rankings import Ranking, best_new
 from homebody.training import Trained
 
-__all__ = ["Fitted"]
+__all__ = ["Fitted", "open"]
 
 SCORES_AT_ONCE = 1 << 22
 SHOWN = ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10", "rmse", "mae", "impressions/auc", "impressions/ndcg@10")
@@ -179,6 +180,11 @@ class Fitted:
         250
         """
         _refuse_few(k)
+        if not self.population.n_interactions:
+            raise HomebodyError(
+                "This model was saved without its people: save(path, data=True) keeps them. recommend_for ranks for "
+                "somebody who says what they have."
+            )
         users = users_of(self.population, user)
         different = np.unique(users)
         return ranking_frame(self.population, users, self._rankings(different, k, now))
@@ -215,6 +221,16 @@ class Fitted:
         at, scores = ([pair[place] for pair in best.items] for place in (0, 1))
         frame = item_frame(self.population, np.array(at, dtype=np.int64), np.array(scores, dtype=np.float32))
         return frame.insert_column(0, pl.Series("rank", np.arange(1, len(at) + 1)))
+
+    def save(self, path: str | Path, *, data: bool = False) -> Path:
+        """Write the model into a folder, which `hb.open` reads anywhere: all of it or nothing.
+
+        data: also everybody's interactions, features and private states. Without them the folder has the shared
+        parameters, the catalogue and the record of the run: the model ranks for somebody new, and knows nobody. A model
+        that is there is replaced; anything else is left alone.
+        """
+        write_model(self._done, Path(path), data=data)
+        return Path(path)
 
     def _rankings(self, users: Users, k: int, now: Mapping[str, object] | None) -> Iterator[Ranking]:
         done = self._done
@@ -262,6 +278,23 @@ class Fitted:
         rows += [("KB up, a client and round", words.kilobytes(result["bytes_up"]))]
         said = [*([self.stopped] if self.stopped else []), result["meaning"], *result["notes"]]
         return html(self._title(), ("", "test"), rows, said)
+
+
+def open(path: str | Path, *, trust_code: bool = False) -> Fitted:  # noqa: A001  # hb.open, as in other packages
+    """A model that was saved, or that of a finished run.
+
+    trust_code: run the file that the run names as its method; without it, such a run is refused. A class of your own
+    must be defined before.
+
+    >>> import tempfile
+    >>> import homebody as hb
+    >>> model = hb.fit("fedials", "synthetic:users=60,items=40,mean=8", rounds=2, quiet=True)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = hb.open(model.save(f"{folder}/model"))
+    >>> again.recommend_for([3, 14], k=3).equals(model.recommend_for([3, 14], k=3))
+    True
+    """
+    return Fitted(reopened(Path(path), trust_code=trust_code))
 
 
 def _listed(items: object) -> Sequence[object]:

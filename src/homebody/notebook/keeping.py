@@ -1,26 +1,38 @@
-"""Models on disk: what `Fitted.save` writes, and `hb.open` reads."""
+"""A model in a folder, whole or not at all."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from homebody.notebook.fitted import Fitted
-from homebody.run import reopened
+from homebody.errors import HomebodyError
+from homebody.files import insisting
+from homebody.reference import Reference
+from homebody.run import SPLIT, Finished, keep
 
-__all__ = ["open"]
+__all__ = ["write_model"]
 
 
-def open(path: str | Path, *, trust_code: bool = False) -> Fitted:  # noqa: A001  # hb.open, as in other packages
-    """The model of a finished run, ready to recommend.
-
-    trust_code: run the file that the run names as its method; without it, such a run is refused.
-
-    >>> import tempfile
-    >>> import homebody as hb
-    >>> with tempfile.TemporaryDirectory() as runs:
-    ...     model = hb.fit("fedials", "synthetic:users=60,items=40,mean=8", rounds=2, out=runs, quiet=True)
-    ...     again = hb.open(model.path)
-    >>> again.recommend("all", k=3).equals(model.recommend("all", k=3))
-    True
-    """
-    return Fitted(reopened(Path(path), trust_code=trust_code))
+def write_model(done: Finished, path: Path, *, data: bool) -> None:
+    """Write a model into a folder, all or nothing; a model that is there is replaced, and nothing else is."""
+    if isinstance(done.method, Reference) and not data:
+        raise HomebodyError(
+            f"{type(done.method).__name__} is a centralised reference: it ranks from everybody's histories, so it is "
+            "saved with them (data=True) or not at all."
+        )
+    if data and not done.split.population.n_interactions:
+        raise HomebodyError("This model was saved without its people, so it cannot be saved with them: leave out data.")
+    if path.is_symlink() or (path.exists() and not (path / SPLIT).is_dir() and (path.is_file() or any(path.iterdir()))):
+        raise HomebodyError(f"{path} is there already and is no saved model: choose another name.")
+    scratch, old = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.old")
+    with insisting(f"{path} cannot be written"):
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+        try:
+            keep(done, scratch, people=data)
+            if path.exists():
+                path.rename(old)
+            scratch.rename(path)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)

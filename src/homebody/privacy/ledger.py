@@ -225,6 +225,17 @@ class Ledger:
         """Whether ε stays within the target: what `epsilon` would say, by the cheapest accountant that can tell."""
         return all(within(dict(events).items(), target, delta) for events in self._about(observer, unit, also))
 
+    def copy_to(self, path: Path) -> None:
+        """Write all charges, with their hashes, into a new ledger file."""
+        copy = Ledger(path)
+        try:
+            with copy._db.transaction():
+                for row in self._rows():
+                    copy._db.execute(_INSERT, row)
+            copy.verify()
+        finally:
+            copy.close()
+
     def verify(self) -> None:
         """Refuse a ledger whose chain is broken."""
         previous = _GENESIS
