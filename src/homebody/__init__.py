@@ -63,8 +63,16 @@ if TYPE_CHECKING:
     from homebody.notebook.fitted import Fitted as Fitted
     from homebody.notebook.fitted import open as open  # noqa: A004
     from homebody.notebook.fitting import fit as fit
+    from homebody.privacy import Budget as Budget
     from homebody.privacy import Channel as Channel
+    from homebody.privacy import Clip as Clip
+    from homebody.privacy import Gaussian as Gaussian
+    from homebody.privacy import Laplace as Laplace
     from homebody.privacy import Ledger as Ledger
+    from homebody.privacy import OneBit as OneBit
+    from homebody.privacy import SecureSum as SecureSum
+    from homebody.privacy import Shuffle as Shuffle
+    from homebody.privacy import Skellam as Skellam
     from homebody.reference import Reference as Reference
     from homebody.simulation import Simulator as Simulator
 
@@ -103,7 +111,7 @@ _NAMES = {
     "homebody.notebook.comparing": "Comparison compare leaderboard",
     "homebody.notebook.fitted": "Fitted open",
     "homebody.notebook.fitting": "fit",
-    "homebody.privacy": "Channel Ledger",
+    "homebody.privacy": "Budget Channel Clip Gaussian Laplace Ledger OneBit SecureSum Shuffle Skellam",
     "homebody.reference": "Reference",
     "homebody.simulation": "Simulator",
 }

@@ -77,7 +77,13 @@ class Histories(NamedTuple):
 
 
 class Reference(Recommender):
-    """A centralised recommender to compare with; the ledger says *raw data collected, ε = ∞*."""
+    """A centralised recommender to compare with; the ledger says *raw data collected, ε = ∞*.
+
+    >>> import homebody as hb
+    >>> model = hb.fit("popularity", "synthetic:users=50,items=30,mean=6", quiet=True)
+    >>> isinstance(model.method, hb.Reference), model.epsilon["server"]
+    (True, inf)
+    """
 
     about: ClassVar[About] = About(rounds=1)
     reads: ClassVar[bool] = True

@@ -119,7 +119,13 @@ def split(
 def leave_one_out(
     population: Population, *, protocol: str = "strict", how: str | None = None, seed: int = 0, negatives: int = 99
 ) -> Split:
-    """Hold out each user's latest interaction (or a random one) for test, the one before for validation."""
+    """Hold out each user's latest interaction (or a random one) for test, the one before for validation.
+
+    >>> import homebody as hb
+    >>> split = hb.leave_one_out(hb.load("synthetic:users=50,items=30,mean=6"))
+    >>> len(split.members()), len(split.part(7, "test"))
+    (50, 1)
+    """
     return split(population, protocol=protocol, how=how, seed=seed, negatives=negatives)
 
 

@@ -57,6 +57,11 @@ class PrivatePopularity(Stateless):
 
     Each device fills a table with 1 for what it has and −1 for what it has not, and sends a few randomised bits of it
     (`OneBit`, with the ε, k and rounds of `fmf-ldp`). The server averages what it decoded over all rounds.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.PrivatePopularity(), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> round(model.epsilon["server"], 2)
+    156.52
     """
 
     uplink: Channel = Channel(OneBit(epsilon=2.5, k=100), Shuffle())

@@ -26,7 +26,14 @@ __all__ = ["DPFedRec"]
 
 @dataclass(frozen=True)
 class DPFedRec(FedRec):
-    """FedRec whose clients clip their gradients and add Laplace noise to them."""
+    """FedRec whose clients clip their gradients and add Laplace noise to them.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import impressed
+    >>> model = hb.fit(hb.DPFedRec(encoder="id", d=8), impressed(), rounds=1, quiet=True)
+    >>> model.method.uplink
+    Channel(Clip(norm=0.005), VectorLaplace(epsilon=10.0))
+    """
 
     epsilon: float = param(10.0, "ε_t, of one participation", above=0, search=Range(1, 20, log=True))
     theta: float = param(0.005, "ℓ2 norm that a gradient is clipped to", above=0)

@@ -40,7 +40,12 @@ __all__ = ["DPPrivRec"]
 
 @dataclass(frozen=True)
 class DPPrivRec(PrivRec):
-    """PrivRec whose server learns a noised sum of clipped updates; item vectors may be learnt from sequences first."""
+    """PrivRec whose server learns a noised sum of clipped updates; item vectors may be learnt from sequences first.
+
+    >>> import homebody as hb
+    >>> hb.DPPrivRec(factors=4).uplink
+    Channel(Clip(norm=1.0), SecureSum(), Gaussian(z=1.0))
+    """
 
     uplink: Channel = Channel(Clip(1.0), SecureSum(), Gaussian(z=1.0))
     pretrain_rounds: int = param(0, "rounds of stage 1, which learns item vectors from sequences; 0: one stage", low=0)

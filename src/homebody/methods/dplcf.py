@@ -41,7 +41,13 @@ ROWS = 256
 
 @dataclass(frozen=True)
 class DPLCF(Stateless):
-    """Item neighbours from histories that each device reports once, through randomised response."""
+    """Item neighbours from histories that each device reports once, through randomised response.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.DPLCF(), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> round(model.epsilon["server"], 3)
+    150.0
+    """
 
     uplink: Channel = Channel(RandomisedResponse(epsilon=2.5))
     neighbours: int = param(50, "neighbours that an item keeps", low=1, search=(20, 50, 100, 200))

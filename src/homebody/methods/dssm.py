@@ -44,7 +44,14 @@ __all__ = ["DSSM"]
 
 @dataclass(frozen=True)
 class DSSM(Reference):
-    """A user tower and an item tower, trained together on everyone's histories."""
+    """A user tower and an item tower, trained together on everyone's histories.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import described
+    >>> model = hb.fit(hb.DSSM(widths="8,4"), described(), rounds=1, quiet=True)
+    >>> model.epsilon
+    {'server': inf, 'clients': inf, 'public': inf}
+    """
 
     view: str = param("", "views that the user tower reads, such as taste or profile,taste; empty: every view")
     features: str = param("", "items' features it reads, such as title,genres; empty: all but numbers")

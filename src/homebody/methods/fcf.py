@@ -51,7 +51,13 @@ def adam_decay(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class FCF(Stateless):
-    """Each client solves its own vector and sends its gradient of the item factors; the server steps with Adam."""
+    """Each client solves its own vector and sends its gradient of the item factors; the server steps with Adam.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.FCF(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     uplink: Channel = Channel()
     factors: int = param(32, "size of a user's and of an item's vector", low=1, search=(8, 16, 32, 64))

@@ -47,7 +47,14 @@ VIEW = "view/"
 
 @dataclass(frozen=True)
 class FedMVMF(Stateless):
-    """Each client solves its vector from its items and its views; the server steps with Adam on all gradients' sum."""
+    """Each client solves its vector from its items and its views; the server steps with Adam on all gradients' sum.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import described
+    >>> model = hb.fit(hb.FedMVMF(factors=4), described(), rounds=1, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     uplink: Channel = Channel()
     views: str = param("", "views that people are described by, such as profile,taste; empty: every view of the data")

@@ -51,7 +51,13 @@ SLOPE = 0.2
 
 @dataclass(frozen=True)
 class FedGNN(Method):
-    """Graph attention of a person over their own items; private user embeddings, shared items and weights."""
+    """Graph attention of a person over their own items; private user embeddings, shared items and weights.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.FedGNN(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     uplink: Channel = Channel()
     factors: int = param(32, "size of a user's and of an item's embedding", low=1, search=(16, 32, 64))

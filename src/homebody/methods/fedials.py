@@ -50,7 +50,13 @@ TINY = 1e-9
 
 @dataclass(frozen=True)
 class FedIALS(Stateless):
-    """Each client solves its own vector and contributes sufficient statistics; the server solves the items'."""
+    """Each client solves its own vector and contributes sufficient statistics; the server solves the items'.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.FedIALS(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     uplink: Channel = Channel()
     factors: int = param(16, "size of a user's and of an item's vector", low=1, search=(8, 16, 32, 64))

@@ -34,7 +34,13 @@ __all__ = ["FedMF"]
 
 @dataclass(frozen=True)
 class FedMF(ItemTable):
-    """Matrix factorisation with private user vectors and a shared item table."""
+    """Matrix factorisation with private user vectors and a shared item table.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.FedMF(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     about: ClassVar[About] = About(
         title="matrix factorisation: private user vectors, one shared item table",

@@ -35,7 +35,13 @@ __all__ = ["FedNCF"]
 
 @dataclass(frozen=True)
 class FedNCF(ItemTable):
-    """A network on a private user vector and a shared item row; table and layers are averaged."""
+    """A network on a private user vector and a shared item row; table and layers are averaged.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.FedNCF(), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     learning_rate: float = param(0.5, "step on the layers", low=0, search=Range(0.05, 2, log=True))
     user_rate: float = param(

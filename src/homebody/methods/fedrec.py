@@ -87,7 +87,14 @@ class NewsSettings:
 
 @dataclass(frozen=True)
 class FedRec(NewsSettings, Method):
-    """A news encoder and a user encoder, trained on gradients of clicks in impressions."""
+    """A news encoder and a user encoder, trained on gradients of clicks in impressions.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import impressed
+    >>> model = hb.fit(hb.FedRec(encoder="id", d=8), impressed(), rounds=1, quiet=True)
+    >>> model.epsilon
+    {'server': inf, 'clients': inf, 'public': inf}
+    """
 
     uplink: Channel = Channel()
     learning_rate: float = param(0.001, "learning rate of the server's Adam", low=0, search=Range(1e-4, 0.03, log=True))

@@ -33,7 +33,13 @@ __all__ = ["FedRecon"]
 
 @dataclass(frozen=True)
 class FedRecon(ItemTable):
-    """Matrix factorisation whose user vectors are rebuilt each round; only the item table lasts."""
+    """Matrix factorisation whose user vectors are rebuilt each round; only the item table lasts.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.FedRecon(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     rebuild: int = param(5, "k_r: passes over the support part that build the user vector", low=1, search=Range(1, 10))
     support: float = param(

@@ -70,7 +70,14 @@ PARTS = ("first", "layers")
 
 @dataclass(frozen=True)
 class FLMVDSSM(Method):
-    """A user tower for each view of a person and one item tower for all; none of the views sees another's features."""
+    """A user tower for each view of a person and one item tower for all; none of the views sees another's features.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import described
+    >>> model = hb.fit(hb.FLMVDSSM(widths="8,4"), described(), rounds=1, quiet=True)
+    >>> model.method.uplink
+    Channel(Views(clip=0.5))
+    """
 
     uplink: Channel = Channel(Views(0.5))
     views: str = param("", "views that train, such as profile,taste; empty: every view of the data")

@@ -53,7 +53,13 @@ LARGEST = 1e18
 
 @dataclass(frozen=True)
 class FMFLDP(Stateless):
-    """Implicit matrix factorisation from one-bit reports of single gradient entries."""
+    """Implicit matrix factorisation from one-bit reports of single gradient entries.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.FMFLDP(factors=2), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> round(model.epsilon["server"], 1)
+    156.5
+    """
 
     uplink: Channel = Channel(OneBit(epsilon=2.5, k=100), Shuffle())
     decoder: str = param("improved", "how the server decodes reports", choices=("improved", "published"))

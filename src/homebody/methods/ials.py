@@ -26,7 +26,13 @@ __all__ = ["IALS"]
 
 @dataclass(frozen=True)
 class IALS(Reference):
-    """Alternating least squares on everyone's histories."""
+    """Alternating least squares on everyone's histories.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.IALS(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     factors: int = param(64, "size of a user's and of an item's vector", low=1, search=(16, 32, 64))
     confidence: float = param(

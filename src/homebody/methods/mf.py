@@ -30,7 +30,13 @@ __all__ = ["MF"]
 
 @dataclass(frozen=True)
 class MF(Reference):
-    """Matrix factorisation on everyone's histories, by Adam on log-loss with sampled negatives."""
+    """Matrix factorisation on everyone's histories, by Adam on log-loss with sampled negatives.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.MF(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     factors: int = param(32, "size of a user's and of an item's vector", low=1, search=(16, 32, 64))
     learning_rate: float = param(0.002, "Adam's learning rate", low=0, search=Range(0.0003, 0.01, log=True))

@@ -49,7 +49,13 @@ class Learnt(NamedTuple):
 
 @dataclass(frozen=True)
 class NCF(Reference):
-    """A network on a user's and an item's embedding, trained on everyone's histories."""
+    """A network on a user's and an item's embedding, trained on everyone's histories.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.NCF(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     model: str = param("neumf", "gmf, mlp, or neumf: both", search=("gmf", "mlp", "neumf"))
     factors: int = param(32, "size of GMF's vectors", low=1, search=(8, 16, 32))

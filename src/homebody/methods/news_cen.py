@@ -32,7 +32,14 @@ PEOPLE_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class NewsCentral(NewsSettings, Reference):
-    """FedRec's encoders, trained on everyone's impressions in one place."""
+    """FedRec's encoders, trained on everyone's impressions in one place.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import impressed
+    >>> model = hb.fit(hb.NewsCentral(encoder="id", d=8), impressed(), rounds=1, quiet=True)
+    >>> model.epsilon
+    {'server': inf, 'clients': inf, 'public': inf}
+    """
 
     learning_rate: float = param(0.001, "learning rate of Adam", low=0, search=Range(1e-4, 0.03, log=True))
     batch_size: int = param(64, "impressions in a step", low=1)

@@ -42,7 +42,13 @@ NUMBERS_A_UNIT = 8
 
 @dataclass(frozen=True)
 class NNSelf(PrivRec):
-    """A network on features, and a start from which a few steps on one part of the data fit the other (MAML)."""
+    """A network on features, and a start from which a few steps on one part of the data fit the other (MAML).
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.NNSelf(factors=4, hidden="4"), "synthetic:users=50,items=30,mean=6", rounds=1, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     support: float = param(
         0.5, "share of a device's interactions that the inner steps take in", low=0, high=1, check=proper_share
@@ -185,7 +191,13 @@ def take(values: Tensor, place: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FOFLSelf(PrivRec):
-    """A network on items' own rows, and a start from which each device adapts it quickly."""
+    """A network on items' own rows, and a start from which each device adapts it quickly.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.FOFLSelf(factors=4, hidden="4"), "synthetic:users=50,items=30,mean=6", rounds=1, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     features: str = param("none", "features to use, such as age,genres; none: items' own rows")
 

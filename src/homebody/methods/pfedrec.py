@@ -39,7 +39,13 @@ __all__ = ["Alone", "PFedRec"]
 
 @dataclass(frozen=True)
 class PFedRec(ItemTable):
-    """Private score function, item table tuned per user; only the table is averaged."""
+    """Private score function, item table tuned per user; only the table is averaged.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.PFedRec(), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     dual: bool = param(True, "false: a joint step, and everyone ranks with the shared table")
     hidden: str = param(
@@ -96,6 +102,11 @@ class Alone(PFedRec):
     Nothing is sent, so ε = 0. It shows what a method owes to others' histories and, under the published protocol, how
     much of a score comes without learning (docs/published-protocol.md). Every client keeps a whole table of its own, so
     it is for small populations.
+
+    >>> import homebody as hb
+    >>> model = hb.fit(hb.Alone(), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
+    >>> model.epsilon
+    {'server': 0.0, 'clients': 0.0, 'public': 0.0}
     """
 
     about: ClassVar[About] = replace(

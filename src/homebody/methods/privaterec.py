@@ -71,7 +71,14 @@ LEVEL_NEWS = 4096
 
 @dataclass(frozen=True)
 class PrivateRec(FedRec):
-    """A person is a few weights of basis vectors, which are noised before anything of them leaves the device."""
+    """A person is a few weights of basis vectors, which are noised before anything of them leaves the device.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import impressed
+    >>> model = hb.fit(hb.PrivateRec(encoder="id", d=8, epsilon=1.0), impressed(), rounds=1, quiet=True)
+    >>> round(model.epsilon["server"], 3)
+    2.0
+    """
 
     guarantee: str = param(
         "certified", "reports that certify ε, or gradients as published", choices=("certified", "published")

@@ -43,7 +43,14 @@ __all__ = ["PrivRec"]
 
 @dataclass(frozen=True)
 class PrivRec(Stateless):
-    """A network on features of people and items, and a start from which each device adapts it quickly."""
+    """A network on features of people and items, and a start from which each device adapts it quickly.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import described
+    >>> model = hb.fit(hb.PrivRec(factors=4, hidden="4"), described(), rounds=1, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     uplink: Channel = Channel()
     features: str = param("", "features to use, such as age,genres; empty: all but texts; none: items' own rows")

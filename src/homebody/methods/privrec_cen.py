@@ -45,7 +45,14 @@ SCORES_AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class PrivRecCEN(Reference):
-    """A network on features of people and items, trained on everyone's histories; each person adapts it."""
+    """A network on features of people and items, trained on everyone's histories; each person adapts it.
+
+    >>> import homebody as hb
+    >>> from homebody.testing import described
+    >>> model = hb.fit(hb.PrivRecCEN(factors=4, hidden="4"), described(), rounds=1, quiet=True)
+    >>> model.recommend(user=7, k=3).height
+    3
+    """
 
     features: str = param("", "features to use, such as age,genres; empty: all but texts; none: items' own rows")
     factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))

@@ -46,6 +46,13 @@ class OneBit(Stage):
     adds them up, which makes k times that.
 
     What a device sends of a tensor is a count of (entry, bit) pairs, under the name that `counts_name` gives it.
+
+    >>> import homebody as hb
+    >>> channel = hb.Channel(hb.OneBit(epsilon=0.5, k=2))
+    >>> channel.facts.hidden
+    'one-bit reports'
+    >>> hb.account.onebit(0.5, reports=2, rounds=3)["epsilon"].item()
+    3.0
     """
 
     epsilon: float
@@ -145,6 +152,13 @@ class Shuffle(Stage):
 
     It amplifies only for single reports of one bit, only if the proxy does not collude with the observer, and only if
     at least `users` people report honestly: by default the whole cohort.
+
+    >>> import homebody as hb
+    >>> hb.Channel(hb.OneBit(epsilon=0.5, k=1), hb.Shuffle()).facts.hides_senders
+    True
+    >>> alone, mixed = hb.account.onebit(0.5), hb.account.shuffle(10_000, 0.5)
+    >>> alone["epsilon"].item(), round(mixed["epsilon"].item(), 3)
+    (0.5, 0.02)
     """
 
     users: int | None = None

@@ -87,6 +87,13 @@ class Skellam(NoiseStage):
 
     Parties and people are the same in a simulation. `Channel.among` says how many there are in a round; until then the
     noise is that of one party alone, which is all of it.
+
+    >>> import homebody as hb
+    >>> channel = hb.Channel(hb.Clip(1.0), hb.Skellam(z=4), hb.SecureSum())
+    >>> channel, channel.facts.secret
+    (Channel(Clip(norm=1.0), Skellam(z=4), SecureSum()), True)
+    >>> round(hb.account.skellam(4.0, rounds=2)["epsilon"].item(), 2)
+    1.66
     """
 
     z: float
@@ -202,6 +209,11 @@ class SecureSum(Stage):
     ε is finite against the server too. So it is with a helper that opens the sum and adds Gaussian noise, as long as
     server and helper do not collude. Whole tables are summed, since which rows a device sends would tell what it
     touched. A simulation just sums. Parties of a real sum add whole numbers, as `Channel.ring` defines them.
+
+    >>> import homebody as hb
+    >>> channel = hb.Channel(hb.Clip(1.0), hb.SecureSum())
+    >>> channel.facts.secret
+    True
     """
 
     range: float | None = None

@@ -348,6 +348,13 @@ class Gaussian(NoiseStage):
 
     After a secure sum with a helper, the helper adds it: ε is finite against the server too, which knows who was in the
     cohort.
+
+    >>> import homebody as hb
+    >>> channel = hb.Channel(hb.Clip(1.0), hb.Gaussian(z=4))
+    >>> channel, channel.facts.noise_on_sum
+    (Channel(Clip(norm=1.0), Gaussian(z=4)), True)
+    >>> round(hb.account.gaussian(4.0, rounds=2)["epsilon"].item(), 2)
+    1.54
     """
 
     z: float
@@ -413,6 +420,13 @@ class Laplace(NoiseStage):
     On the device nobody sees the update without it, so it holds against the server as well, which learns who took
     part: nothing is amplified there. On the sum it is like Gaussian noise. `unbounded` adds it to an upload that
     nothing bounds, as PFedRec's appendix does: that certifies nothing, and is charged as not private.
+
+    >>> import homebody as hb
+    >>> channel = hb.Channel(hb.Clip(1.0, order=1), hb.Laplace(b=4.0))
+    >>> channel.facts.hidden, channel.facts.norms
+    ('Laplace noise', {1: 1.0})
+    >>> hb.account.laplace(2.0, rounds=2)["epsilon"].item()
+    1.0
     """
 
     b: float

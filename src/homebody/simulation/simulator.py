@@ -33,6 +33,13 @@ class Simulator(Clients):
 
     fused: also draw the sum of all devices' noise at once, which has the same distribution as the sum of each one's.
     Without it, clients of a secure sum mask their messages and open the sum as devices do, each a party of its own.
+
+    >>> import homebody as hb
+    >>> clients = hb.Simulator(hb.leave_one_out(hb.load("synthetic:users=50,items=30,mean=6")))
+    >>> clients
+    <Simulator of synthetic:users=50,items=30,mean=6: 50 clients on cpu>
+    >>> hb.fit("fedials", clients, rounds=2, quiet=True).metrics["hr@10"] > 0
+    True
     """
 
     simulated = True
