@@ -108,7 +108,7 @@ class TestStatement:
         assert public["epsilon_of_one_round"] == expected["epsilon_of_one_round"]
         assert public["odds"] == pytest.approx(math.exp(public["epsilon"]))
         server = stated.certified.filter(observer="server", unit="user").row(0, named=True)
-        assert (server["epsilon"], server["odds"], server["found"]) == (math.inf, math.inf, 1.0)
+        assert (server["epsilon"], server["odds"], server["found_at_1_percent"]) == (math.inf, math.inf, 1.0)
         assert stated.ledger.equals(hb.account.ledger(run))
 
     def test_the_command_prints_and_writes_it(

@@ -287,11 +287,11 @@ class Statement:
                     "epsilon_of_one_round": float(row["epsilon_of_one_round"]),
                     **{name: row[name] for name in ("accountant", "relation", "releases")},
                     "odds": means and means.odds,
-                    "found": means and means.found,
+                    "found_at_1_percent": means and means.found,
                     **{name: row[name] for name in ("mechanisms", "sampling", "notes")},
                 }
             )
-        return pl.DataFrame(rows, schema_overrides={"odds": pl.Float64, "found": pl.Float64})
+        return pl.DataFrame(rows, schema_overrides={"odds": pl.Float64, "found_at_1_percent": pl.Float64})
 
     @property
     def ledger(self) -> pl.DataFrame:
