@@ -131,3 +131,21 @@ def test_a_method_shows_its_channel_and_its_choices(
     assert one["channel"] == ["one-bit:epsilon=2.5,k=100", "shuffle"]
     for name in ("fedmf", "ials"):
         assert "its channel" not in printed(monkeypatch, capsys, "methods", name)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["comapre"], "There is no command 'comapre'; did you mean 'compare'?"),
+        (["server", "statsu"], "There is no command 'statsu'; did you mean 'status'?"),
+        (["client", "views", "lst"], "There is no command 'lst'; did you mean 'list'?"),
+        (["account", "gausian"], "There is no command 'gausian'; did you mean 'gaussian'?"),
+        (["status"], "There is no command 'status'; did you mean 'server status'?"),
+        (["xyzzy"], "There is no command 'xyzzy'."),
+    ],
+)
+def test_a_misspelt_command_is_suggested_once(typed: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, typed, env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert said in done.output
+    assert done.output.lower().count("did you mean") == said.count("did you mean")

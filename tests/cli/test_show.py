@@ -10,7 +10,10 @@ import pytest
 
 from homebody.cli import main
 from homebody.data import load
+from homebody.federation.server.plan import opened
+from homebody.progress import Round
 from homebody.recipe import Recipe
+from homebody.report import jsonable
 from homebody.run import execute
 
 DATA = "synthetic:users=20,items=30,mean=8"
@@ -56,6 +59,47 @@ def test_show_as_json(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     code, output, errors = called(monkeypatch, capsys, "show", str(run), "--json")
     assert (code, errors) == (0, "")
     assert json.loads(output) == json.loads((run / "result.json").read_text())
+
+
+def test_the_latest_run(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(run.parent.parent)
+    (run.parent.parent / "runs").unlink(missing_ok=True)
+    (run.parent.parent / "runs").symlink_to(run.parent)
+    for name in ("latest", run.name):
+        code, output, _ = called(monkeypatch, capsys, "show", name)
+        assert code == 0
+        assert f"record: runs/{run.name}" in output
+    code, output, _ = called(monkeypatch, capsys, "recommend", "latest", "--user", "3", "-k", "2")
+    assert code == 0
+    code, output, _ = called(monkeypatch, capsys, "runs", "--where", "state=finished", "--json")
+    assert [entry["run"] for entry in json.loads(output)["runs"]] == [f"runs/{run.name}"]
+
+
+def test_a_servers_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """While it trains, and once it has ended."""
+    server = tmp_path / "server"
+    code, _, errors = called(monkeypatch, capsys, "server", "init", str(server), "--method", "fedmf", "--rounds", "4")
+    assert (code, errors) == (0, "")
+    with opened(server) as (_, records):
+        records.add_round(Round("train", 1, 1, 3, metrics={"valid/ndcg@10": 0.25}, epsilon={"server": 1.0}))
+    code, output, _ = called(monkeypatch, capsys, "show", str(server))
+    assert code == 0
+    assert "method=fedmf data=devices rounds=4" in output
+    assert "valid/ndcg@10 ▁ 0.2500 → 0.2500" in output
+    assert f"not complete: 1 round is recorded; `homebody server status {server}`" in output
+    code, output, errors = called(monkeypatch, capsys, "show", str(server), "--json")
+    assert (code, output) == (2, "")
+    assert f"The training of {server} has not ended" in errors
+
+    simulated = execute(Recipe("fedmf", DATA, rounds=1, fields={"factors": 4}), tmp_path / "runs")
+    with opened(server) as (_, records):
+        records.note("result", json.dumps(jsonable({**simulated, "data": "devices", "run": "elsewhere"})))
+    code, output, _ = called(monkeypatch, capsys, "show", str(server))
+    assert code == 0
+    assert "fedmf on devices, test" in output
+    assert f"record: {server}" in output
+    code, output, _ = called(monkeypatch, capsys, "show", str(server), "--json")
+    assert json.loads(output)["run"] == str(server)
 
 
 def test_show_changes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,11 +26,13 @@ from homebody.cli import (
     recommend,
     reproduce,
     run,
+    runs,
     serve,
     server,
     tune,
     view,
 )
+from homebody.cli.groups import Commands
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 from homebody.screen import loading
@@ -38,6 +40,7 @@ from homebody.screen import loading
 __all__ = ["app", "main"]
 
 app = Typer(
+    cls=Commands,
     help="Train and compare recommenders without collecting anyone's history.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -61,10 +64,10 @@ def _options(
 
 for command in (run.run, run.compare, leaderboard.leaderboard, tune.tune, reproduce.reproduce, methods.methods):
     app.command()(command)
-for command in (run.show, inspect.inspect, audit.audit, recommend.recommend):
+for command in (runs.runs, run.show, inspect.inspect, audit.audit, recommend.recommend):
     app.command()(command)
 for group in (data, account, server, client, view, proxy, serve, keys):
-    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2], cls=Commands)
 
 
 def _sentence(error: Exception) -> str | None:

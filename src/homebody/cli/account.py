@@ -54,7 +54,13 @@ def account(
             help="Compare a paper's claimed ε with the certified: privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec."
         ),
     ] = None,
-    run: Annotated[Path | None, Option(help="A run's folder: explain its ledger line by line.")] = None,
+    run: Annotated[
+        Path | None,
+        Option(
+            help="A run's folder, its name in runs/, or latest: explain its ledger line by line.",
+            callback=options.run_named,
+        ),
+    ] = None,
     delta: Annotated[float | None, Option(help="With --run: the δ to state ε at; by default the run's.")] = None,
     statement: Annotated[
         Path | None, Option(help="With --run: a folder to write statement.json and statement.html into.")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Exit, Option
+from typer import Exit, Option
 
 from homebody.cli import options
 from homebody.cli.progress import Bar
@@ -24,7 +23,7 @@ PATIENCE = 2.0
 
 
 def audit(
-    run: Annotated[Path, Argument(help="A finished run's folder.")],
+    run: options.Run,
     attack: Annotated[
         str,
         Option(

@@ -13,6 +13,7 @@ from typer import Argument, Option, Typer, echo
 from homebody import screen
 from homebody.cli import client_impressions, client_roster, client_serving, client_views, options
 from homebody.cli.client_roster import Dir
+from homebody.cli.groups import Commands
 from homebody.errors import HomebodyError, several
 from homebody.federation.secure_sum import FEWEST
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = Typer(help="Run a device; its people's histories stay on it.", no_args_is_help=True)
-app.add_typer(client_views.app, name="views")
-app.add_typer(client_impressions.app, name="impressions")
+app.add_typer(client_views.app, name="views", cls=Commands)
+app.add_typer(client_impressions.app, name="impressions", cls=Commands)
 
 Name = Annotated[str, Argument(help="The person, by name.")]
 

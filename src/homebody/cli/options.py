@@ -15,6 +15,7 @@ from typer import Argument, Option, echo
 from homebody import settings
 from homebody.errors import HomebodyError
 from homebody.recipe import Recipe, parse_fields
+from homebody.report.listing import LATEST, RUNS, named_run
 from homebody.screen import plain, put, refuse, say, table
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METHOD",
+    "RUN_HELP",
     "DataDir",
     "Given",
     "Jobs",
     "Json",
     "Out",
+    "Run",
     "Settings",
     "TrustCode",
     "answer",
@@ -39,11 +42,21 @@ __all__ = [
     "ranking",
     "recipe_options",
     "refuse",
+    "run_named",
     "show",
     "table",
     "warn",
 ]
 
+
+def run_named(run: Path | None) -> Path | None:
+    """The callback of arguments and options that name a run."""
+    return None if run is None else named_run(run)
+
+
+RUN_HELP = f"A run's folder, its name in {RUNS}/, or {LATEST} for the one begun last."
+Run = Annotated[Path, Argument(help=RUN_HELP, metavar="RUN", callback=run_named)]
+"""The run that a command is about."""
 Out = Annotated[Path, Option("--out", help="The folder in which run folders are created.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")]
 TrustCode = Annotated[

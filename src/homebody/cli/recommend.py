@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError, several
@@ -15,7 +14,7 @@ __all__ = ["recommend"]
 
 
 def recommend(
-    run: Annotated[Path, Argument(help="A finished run's folder.")],
+    run: options.Run,
     user: Annotated[str | None, Option(help="The person, as the data set calls them.")] = None,
     clicks: Annotated[
         str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
+from homebody.report.listing import LATEST, named_run
 from homebody.settings import check_counts
 
 __all__ = ["compare", "run", "show"]
@@ -24,7 +26,10 @@ def run(
     settings: options.Settings = None,
     plain: Annotated[bool, options.of_recipe("fused")] = False,
     out: options.Out = Path("runs"),
-    resume: Annotated[Path | None, Option(help="Continue the run in this folder; give no method.")] = None,
+    resume: Annotated[
+        Path | None,
+        Option(help="Continue the run in this folder, or latest; give no method.", callback=options.run_named),
+    ] = None,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -41,7 +46,7 @@ def run(
     if (method is None) == (resume is None):
         raise HomebodyError("Give either a method to run (see `homebody methods`) or --resume RUN.")
     if resume is not None:
-        _refuse_others()
+        _refuse_others("--resume continues with the run's own recipe", "resume", "trust_code", "as_json")
         if trust_code:
             runs.trust_folder(resume, options.warn)
         with watching("resumed", quiet=as_json) as watcher:
@@ -62,20 +67,27 @@ def run(
     options.answer(result, as_json, lambda: print_result(result))
 
 
-def _refuse_others() -> None:
-    """A resumed run is what its recipe says; an option that would be ignored is refused."""
+def _refuse_others(why: str, *taken: str) -> None:
+    """Runs that exist are what their recipes say; an option that would be ignored is refused."""
     context = click.get_current_context()
     for name in context.params:
         typed = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        if typed and name not in ("resume", "trust_code", "as_json"):
+        if typed and name not in taken:
             option = next(p.opts[-1] for p in context.command.params if p.name == name)
-            raise HomebodyError(f"--resume continues with the run's own recipe: leave out {option}.")
+            raise HomebodyError(f"{why}: leave out {option}.")
 
 
 @options.recipe_options
 def compare(
     given: options.Given,
-    methods: Annotated[list[str], Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
+    methods: Annotated[
+        list[str],
+        Argument(
+            help="Methods to train: names from `homebody methods`, or path/to/file.py:Class. Or finished runs: "
+            "folders, names in runs/, or latest.",
+            metavar="METHOD|RUN...",
+        ),
+    ],
     seeds: Annotated[int, Option(help="Number of seeds (0, 1, …) to run each method with.")] = 3,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
@@ -83,12 +95,18 @@ def compare(
     """Compare methods: mean and deviation over seeds, and whether each differs significantly from the best.
 
     All methods use the same splits and candidates, so users are compared in pairs (NDCG@10, sign-flip test, Holm).
+    Finished runs are compared without training again: homebody compare runs/a runs/b
     """
     from homebody.cli.progress import watching
-    from homebody.report.comparison import summarise_runs
+    from homebody.report.comparison import compared_runs, summarise_runs
     from homebody.report.terminal import print_comparison
     from homebody.run import execute
 
+    if finished := _finished(methods, out):
+        _refuse_others("Finished runs are compared as they are", "methods", "out", "as_json")
+        compared = compared_runs(finished)
+        options.answer(compared, as_json, lambda: print_comparison(compared))
+        return
     check_counts(seeds=seeds)
     recipes = [given.recipe(method, seed=seed) for method in dict.fromkeys(methods) for seed in range(seeds)]
     for recipe in recipes:
@@ -101,10 +119,54 @@ def compare(
     options.answer(comparison, as_json, lambda: print_comparison(comparison))
 
 
-def show(run: Annotated[Path, Argument(help="A run's folder.")], as_json: options.Json = False) -> None:
-    """Show a run: its recipe, its metrics by round, what it disclosed to whom, and its result."""
+def _finished(given: list[str], out: Path) -> list[Path]:
+    """The folders of runs, if runs were named; empty if methods were."""
+    from homebody.methods import METHODS
+
+    folders = {text: named_run(Path(text), out) for text in given if text not in METHODS}
+    found = {text: folder for text, folder in folders.items() if folder.is_dir() or str(folder) == LATEST}
+    if found and (others := [text for text in given if text not in found]):
+        raise HomebodyError(
+            f"{next(iter(found))} is a run's folder, and {others[0]} is none: name methods to train, or finished runs."
+        )
+    return list(found.values())
+
+
+def show(
+    run: Annotated[
+        Path, Argument(help=f"{options.RUN_HELP} Or a server's folder.", metavar="RUN", callback=options.run_named)
+    ],
+    as_json: options.Json = False,
+) -> None:
+    """Show a run or a server's training: its recipe, its metrics by round, what it disclosed to whom, its result."""
+    from homebody.federation.server.plan import FILE as SERVER_FILE
     from homebody.report import RunFolder
     from homebody.report.terminal import print_run
 
+    if (run / SERVER_FILE).is_file():
+        _show_server(run, as_json)
+        return
     folder = RunFolder.open(run)
     options.answer(folder.result() if as_json else {}, as_json, lambda: print_run(folder))
+
+
+def _show_server(folder: Path, as_json: bool) -> None:
+    from contextlib import closing
+
+    from homebody.federation.server.admin import outcome
+    from homebody.federation.server.plan import opened
+    from homebody.report.terminal import print_record
+
+    with opened(folder) as (plan, records), closing(records.ledger()) as ledger:
+        result, lines, recipe = outcome(records, folder), records.rounds(), plan.recipe
+        if as_json and result is None:
+            raise HomebodyError(
+                f"The training of {folder} has not ended: `homebody server status {folder} --json` says how far it is."
+            )
+        unfinished = f"`homebody server status {folder}` says who is connected and what it waits for"
+        shown = tomllib.loads(recipe.to_toml())
+        options.answer(
+            result or {},
+            as_json,
+            lambda: print_record(shown, lines, ledger, recipe.stated_at, result, unfinished),
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, Typer
 
 from homebody.cli import options, serve_measure
+from homebody.cli.groups import Commands
 from homebody.cli.options import Json, TrustCode
 from homebody.errors import several
 from homebody.serving.settings import ServiceSettings
@@ -25,11 +26,18 @@ app = Typer(
 items = Typer(help="Add and remove items of a service, also while it runs.", no_args_is_help=True)
 token = Typer(help="Give and take away tokens of a service.", no_args_is_help=True)
 app.command()(serve_measure.measure)
-app.add_typer(items, name="items")
-app.add_typer(token, name="token")
+app.add_typer(items, name="items", cls=Commands)
+app.add_typer(token, name="token", cls=Commands)
 
 Dir = Annotated[Path, Argument(help="The service's folder.", metavar="DIR")]
-Run = Annotated[Path, Option("--run", help="The finished run whose model is served, or a server's folder.")]
+Run = Annotated[
+    Path,
+    Option(
+        "--run",
+        help="The finished run whose model is served: its folder, its name in runs/, or latest; or a server's folder.",
+        callback=options.run_named,
+    ),
+]
 Name = Annotated[str, Argument(help="Whose it is.", metavar="NAME")]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError, unknown_name
@@ -22,7 +21,7 @@ SWEPT = ("epsilon", "interests", "rows")
 
 
 def measure(
-    run: Annotated[Path, Argument(help="A finished run's folder.", metavar="RUN")],
+    run: options.Run,
     query: Annotated[
         list[str] | None,
         Option(help="What a device tells, such as choice:epsilon=5 or unit:epsilon=5; repeat."),

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.errors import several
+from homebody.errors import HomebodyError, several
 from homebody.evaluation.metrics import main_cutoff
 from homebody.report.record import RunFolder
+from homebody.report.statement import recipe_of
 from homebody.report.words import (
     NOT_COVERED_IN_SHORT,
     behind_proxy,
@@ -32,6 +33,7 @@ from homebody.report.words import (
 __all__ = [
     "ComparisonColumn",
     "cautions",
+    "compared_runs",
     "comparison_columns",
     "holm",
     "legend",
@@ -48,6 +50,9 @@ TO_TRY = (
     "--calibrate. docs/privacy.md has settings that do better."
 )
 """For a private run that is worse than one list for everyone."""
+ASKED = ("data", "split", "protocol", "negatives", "public", "filters", "columns", "impressions")
+"""What runs that are compared have in common. How items are held out is in the meaning of their metrics."""
+UNPAIRED = "none, because the seeds of the rows differ, so that their users were not asked the same"
 UNBOUNDED = "∞ means no bound: updates, their sum or raw data are seen without noise"
 
 
@@ -67,7 +72,7 @@ def comparison_columns(observers: Sequence[str]) -> list[ComparisonColumn]:
     """Every column after the method's name, in order, for the rows of `summarise_runs`."""
     return [
         *(ComparisonColumn(metric_name(metric), _metric(metric), best=True) for metric in METRICS),
-        ComparisonColumn("p", lambda row: _p_value(row["p_against_best"])),
+        ComparisonColumn("p", lambda row: _p_value(row["p_against_best"]) if "p_against_best" in row else "–"),
         *(ComparisonColumn(f"ε, {observer}", _epsilon(observer)) for observer in observers),
         ComparisonColumn("KB up", lambda row: kilobytes(row["bytes_up"])),
         ComparisonColumn("KB down", lambda row: kilobytes(row["bytes_down"])),
@@ -134,7 +139,7 @@ def _main_metric(metrics: Iterable[str]) -> str:
 
 
 def _short(result: Mapping[str, Any]) -> str:
-    return str(result.get("name") or result["method"]).rpartition(":")[2]
+    return str(result.get("label") or result.get("name") or result["method"].rpartition(":")[2])
 
 
 def _metric(name: str) -> Callable[[Mapping[str, Any]], str]:
@@ -217,31 +222,109 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def summarise_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One row a method, over its seeds; p against the method of the best mean NDCG (at 10, or nearest to it)."""
-    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    """One row a method, over its seeds; p against the method of the best mean NDCG (at 10, or nearest to it).
+
+    A result may have a `label`, where runs of one method differ: then there is a row for each label. Rows whose seeds
+    differ get no p, because their users were not asked the same.
+    """
+    by_label: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
-        by_method.setdefault(str(result["method"]), []).append(result)
-    rows = [_row(method, runs) for method, runs in by_method.items()]
+        by_label.setdefault(str(result.get("label", result["method"])), []).append(result)
+    rows = {label: _row(label, runs) for label, runs in by_label.items()}
     metric = _main_metric(results[0]["metrics"])
-    best = max(rows, key=lambda row: row["metrics"][metric]["mean"])
-    gains = {method: _gains(runs, metric) for method, runs in by_method.items()}
-    others = [row for row in rows if row is not best]
-    p_values = holm([paired_p(gains[best["method"]] - gains[row["method"]]) for row in others])
-    for row, p in zip(others, p_values, strict=True):
-        row["p_against_best"] = p
-    best["p_against_best"] = None
+    best = max(rows, key=lambda label: rows[label]["metrics"][metric]["mean"])
+    paired = len({frozenset(run["seed"] for run in runs) for runs in by_label.values()}) == 1
+    if paired:
+        gains = {label: _gains(runs, metric) for label, runs in by_label.items()}
+        others = [label for label in rows if label != best]
+        p_values = holm([paired_p(gains[best] - gains[label]) for label in others])
+        for label, p in zip(others, p_values, strict=True):
+            rows[label]["p_against_best"] = p
+        rows[best]["p_against_best"] = None
     first = results[0]
     return {
         **{name: first[name] for name in ("data", "protocol", "meaning")},
         "notes": [*dict.fromkeys(note for result in results for note in result["notes"]), *behind_proxy(results)],
         "epsilon_delta": first.get("epsilon_delta"),
-        "seeds": [result["seed"] for result in by_method[best["method"]]],
-        "test": f"paired over users on {metric}, sign flips, Holm-corrected, against the best",
-        "best": best["method"],
-        "methods": rows,
-        "references": _references(by_method[best["method"]]),
-        "cautions": cautions([_mean_run(runs) for runs in by_method.values()]),
+        "seeds": sorted({result["seed"] for result in results}),
+        "test": f"paired over users on {metric}, sign flips, Holm-corrected, against the best" if paired else UNPAIRED,
+        "best": best,
+        "methods": list(rows.values()),
+        "references": _references(by_label[best]),
+        "cautions": cautions([_mean_run(runs) for runs in by_label.values()]),
     }
+
+
+def compared_runs(folders: Sequence[Path]) -> dict[str, Any]:
+    """Finished runs side by side, as `summarise_runs` gives them: one row for each recipe, over its seeds.
+
+    Runs that asked something else of their users are refused: their figures do not compare.
+    """
+    opened = [RunFolder.open(folder) for folder in dict.fromkeys(folders)]
+    if len(opened) < 2:
+        raise HomebodyError("There is one run to compare: name two or more, or see it with `homebody show`.")
+    results = [folder.result() for folder in opened]
+    recipes = [recipe_of(folder) for folder in opened]
+    first, metrics = opened[0], set(results[0]["metrics"])
+    for folder, recipe, result in zip(opened, recipes, results, strict=True):
+        for field in ASKED:
+            one, other = recipes[0].get(field), recipe.get(field)
+            if one != other:
+                said = f"{field} is {_said(one)} in {first.path} and {_said(other)} in {folder.path}"
+                raise HomebodyError(f"These runs do not compare: {said}. Train both with the same {field}.")
+        if result["meaning"] != results[0]["meaning"]:
+            raise HomebodyError(
+                f'These runs do not compare: {first.path} says "{results[0]["meaning"]}", and {folder.path} '
+                f'"{result["meaning"]}".'
+            )
+        metrics &= set(result["metrics"])
+    _refuse_changed_data(opened, recipes)
+    if not any(name.startswith("ndcg@") for name in metrics):
+        raise HomebodyError("These runs have no NDCG at one list length in common: give them the same --cutoffs.")
+    labels = _labels(recipes)
+    kept = [{name: result["metrics"][name] for name in result["metrics"] if name in metrics} for result in results]
+    return summarise_runs(
+        [{**result, "label": label, "metrics": own} for result, label, own in zip(results, labels, kept, strict=True)]
+    )
+
+
+def _refuse_changed_data(opened: Sequence[RunFolder], recipes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse runs of one method and one split whose data have different fingerprints. What a method reads of the data
+    is its own, so runs of different methods cannot be checked by them."""
+    known: dict[tuple[str, int], tuple[RunFolder, str]] = {}
+    for folder, recipe in zip(opened, recipes, strict=True):
+        if recipe.get("vocabularies") or recipe.get("views"):  # they are part of the fingerprint
+            continue
+        found = str(folder.read_json("environment.json").get("data_fingerprint"))
+        other, before = known.setdefault((recipe["method"], recipe.get("seed", 0)), (folder, found))
+        if before != found:
+            raise HomebodyError(f"The data changed between {other.path} and {folder.path}: run one of them again.")
+
+
+def _labels(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells these recipes apart, whatever their seeds: the method, and each setting in which two recipes of one
+    method differ."""
+    told = [{**recipe, **recipe.get("fields", {})} for recipe in recipes]
+    labels = []
+    for own in told:
+        others = [other for other in told if other["method"] == own["method"]]
+        names = dict.fromkeys(name for other in others for name in other if name not in ("seed", "fields", "schema"))
+        differ = [name for name in names if any(other.get(name) != own.get(name) for other in others)]
+        short = own["method"].rpartition(":")[2]
+        labels.append(" ".join([short, *(f"{name}={_said(own.get(name))}" for name in differ)]))
+    return labels
+
+
+def _said(value: Any) -> str:
+    """
+    >>> _said(None), _said(["clip:norm=1", "gaussian:z=2"]), _said({"core": 5})
+    ('default', 'clip:norm=1,gaussian:z=2', 'core=5')
+    """
+    if value in (None, [], {}):
+        return "default"
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={part}" for name, part in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _references(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -272,6 +355,7 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 def _row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "method": method,
+        "name": method if "label" in runs[0] else method.rpartition(":")[2],
         "metrics": _means([run["metrics"] for run in runs]),
         "epsilon": runs[0]["epsilon"],
         "bytes_up": round(statistics.fmean(run["bytes_up"] for run in runs)),

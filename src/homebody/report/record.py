@@ -35,6 +35,7 @@ from homebody.data.fetch import sha256
 from homebody.errors import HomebodyError, Unavailable, several
 from homebody.files import appending, holding, insisting, private_folder, replacing
 from homebody.progress import Best, Progress, Round
+from homebody.report.listing import LATEST, RUNS
 
 __all__ = ["Negatives", "Parameters", "Result", "RunFolder", "jsonable", "packed", "unpacked"]
 
@@ -157,6 +158,10 @@ class RunFolder:
         """A run that exists. One that holds links is refused: what is written to it would land elsewhere."""
         with insisting(f"The run in {path} cannot be opened"):
             if not (path / "recipe.toml").is_file():
+                if str(path) == LATEST:
+                    raise HomebodyError(
+                        f"There is no run in {RUNS} yet: train one with `homebody run`, or name a folder."
+                    )
                 within = max(path.glob("*/recipe.toml"), default=None)
                 hint = f" Name a run inside it, such as {within.parent}." if within else ""
                 raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.{hint}")

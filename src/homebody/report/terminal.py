@@ -24,7 +24,15 @@ from homebody.report.reproduction import SHORT, ResultTable
 from homebody.report.statement import recipe_of, stated_at
 from homebody.report.words import kilobytes, say
 
-__all__ = ["comparison_table", "print_comparison", "print_reproduction", "print_result", "print_run", "unlike_public"]
+__all__ = [
+    "comparison_table",
+    "print_comparison",
+    "print_record",
+    "print_reproduction",
+    "print_result",
+    "print_run",
+    "unlike_public",
+]
 
 TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
 NEWS = {"auc": "AUC", "mrr": "MRR", "ndcg@5": "NDCG@5", "ndcg@10": "NDCG@10"}
@@ -137,7 +145,7 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
 def print_comparison(comparison: Mapping[str, Any], console: Console | None = None) -> None:
     """Methods side by side, and what the columns mean."""
     console = console or Console()
-    rows = [{**row, "name": row["method"].rpartition(":")[2]} for row in comparison["methods"]]
+    rows = [{"name": row["method"].rpartition(":")[2], **row} for row in comparison["methods"]]
     comparison_table({**comparison, "methods": rows}, console)
     say(
         console,
@@ -260,30 +268,47 @@ def _narrow(result: ResultTable, title: str, width: int) -> Table:
 
 
 def print_run(folder: RunFolder, console: Console | None = None) -> None:
-    """A record: recipe, rounds, ledger, result."""
+    """A run's record: recipe, rounds, ledger, result."""
+    recipe, lines = recipe_of(folder), folder.rounds()
+    result = folder.result() if (folder.path / "result.json").exists() else None
+    unfinished = f"go on with `homebody run --resume {folder.path}`"
+    with contextlib.ExitStack() as stack:
+        ledger = None
+        if folder.ledger_path.exists():
+            ledger = stack.enter_context(contextlib.closing(Ledger(folder.ledger_path)))
+        print_record(recipe, lines, ledger, stated_at(recipe), result, unfinished, console)
+
+
+def print_record(
+    recipe: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    ledger: Ledger | None,
+    delta: float,
+    result: Mapping[str, Any] | None,
+    unfinished: str,
+    console: Console | None = None,
+) -> None:
+    """What is kept of a training, simulated or with real devices. unfinished: the sentence where it has no result."""
     console = console or Console()
-    recipe = recipe_of(folder)
     parts = (f"{name}={value}" for name, value in recipe.items() if value not in ({}, None) and name != "schema")
     say(console, "recipe: " + " ".join(parts))
-    lines = folder.rounds()
     metrics = ("valid/ndcg@10", "ndcg@10")
     curves = {name: [line["metrics"][name] for line in lines if name in line["metrics"]] for name in metrics}
     curves["loss"] = [line["loss"] for line in lines if isinstance(line["loss"], float)]
     for name, values in curves.items():
         if values:
             say(console, f"{name:>14} {_spark(values)} {values[0]:.4f} → {values[-1]:.4f}")
-    if folder.ledger_path.exists():
-        _print_ledger(folder, stated_at(recipe), console)
-    if (folder.path / "result.json").exists():
-        print_result(folder.result(), console)
+    if ledger is not None:
+        _print_ledger(ledger, delta, console)
+    if result is not None:
+        print_result(result, console)
     else:
         recorded = several(len(lines), "round is", "rounds are")
-        say(console, f"not complete: {recorded} recorded; go on with `homebody run --resume {folder.path}`")
+        say(console, f"not complete: {recorded} recorded; {unfinished}")
 
 
-def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
-    with contextlib.closing(Ledger(folder.ledger_path)) as ledger:
-        entries, spent = ledger.entries(), ledger.epsilons(delta)
+def _print_ledger(ledger: Ledger, delta: float, console: Console) -> None:
+    entries, spent = ledger.entries(), ledger.epsilons(delta)
     seen_by: dict[str, set[str]] = {}
     for text, observer in {(entry.event, entry.observer): None for entry in entries}:
         seen_by.setdefault(str(event_from_json(text)), set()).add(observer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -37,10 +38,10 @@ from homebody.federation.service.text import is_loopback, making, one_line
 from homebody.federation.views import views_of
 from homebody.files import is_held, sync_folder, write_new
 from homebody.privacy.assumptions import ROSTER, assumptions
-from homebody.report.record import jsonable
+from homebody.report.record import Result, jsonable
 from homebody.rng import Rng
 
-__all__ = ["backup", "make", "opened", "read_items", "report", "restore", "restored", "running"]
+__all__ = ["backup", "make", "opened", "outcome", "read_items", "report", "restore", "restored", "running"]
 
 MOST_OF_A_VIEW = 10_000
 STATUS = ("name", "fingerprint", "first", "people", "added", "removed", "faults", "set_aside")
@@ -333,6 +334,12 @@ def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
         }
     )
     return report
+
+
+def outcome(records: Records, folder: Path) -> Result | None:
+    """What the training of a server obtained; None while it goes on."""
+    result: Result | None = json.loads(records.notes().get("result", "null"))
+    return None if result is None else {**result, "run": str(folder)}
 
 
 def _assumed(method: Method, roster: Roster | None) -> list[str]:
