@@ -52,7 +52,7 @@ class Recipe:
 
     method: str = setting(doc="A name from `homebody methods`, or path/to/file.py:Class.")
     data: str = setting(
-        doc="A dataset's name, a CSV or Parquet file, a folder of news, or synthetic[:…].",
+        doc="A dataset's name, a file (CSV, Parquet, Excel, JSON lines), a database (sqlite:///…), or synthetic[:…].",
         panel=DATA,
         path="name",
         assume="ml-100k",
@@ -172,6 +172,23 @@ class Recipe:
         rank=1,
     )
     """See `homebody.data.views` and docs/views.md."""
+    time_format: str | None = setting(
+        None, "How times are written, such as %d/%m/%Y %H:%M; by default numbers and the usual dates.", panel=OWN
+    )
+    separator: str | None = setting(
+        None, "What stands between values: a character, or tab; found by default.", panel=OWN
+    )
+    encoding: str | None = setting(None, "The encoding of text files, such as latin-1; UTF-8 by default.", panel=OWN)
+    no_header: bool | None = setting(
+        None, "The file has no header: its columns are called 1, 2, 3 and so on.", panel=OWN, option="--no-header"
+    )
+    drop_missing: bool | None = setting(
+        None,
+        "Leave out, and count, rows without a user, item, time or rating, or with too many or too few values.",
+        panel=OWN,
+        option="--drop-missing",
+    )
+    query: str | None = setting(None, "The SELECT that a database answers with the interactions.", panel=OWN)
 
     def build(self) -> Method | Reference:
         """The method with its fields set."""
@@ -228,6 +245,10 @@ class Recipe:
             from homebody.privacy.budget import check_delta
 
             check_delta(self.delta)
+        if self.separator is not None or self.encoding is not None:
+            from homebody.data.origins import Layout
+
+            Layout.of(separator=self.separator, encoding=self.encoding)
         if self.vocabularies:
             from homebody.data.vocabularies import parse
 

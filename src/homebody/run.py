@@ -81,7 +81,10 @@ CHANGED = (
     "before and after is charged."
 )
 
-OF_DATA = ("data_dir", "user_features", "item_features", "kinds", "vocabularies", "impressions", "views", "filters")
+OF_DATA = (
+    *("data_dir", "user_features", "item_features", "kinds", "vocabularies", "impressions", "views", "filters"),
+    *("time_format", "separator", "encoding", "no_header", "drop_missing", "query"),
+)
 """The fields of a recipe that say what is read of the data, beside its columns."""
 REMEDIES = {
     "impressions": "choose other data, or give --impressions FILE",

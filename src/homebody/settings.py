@@ -231,7 +231,7 @@ def words(owner: Any) -> Iterator[tuple[str, list[str]]]:
     """What is typed to give each setting that differs from its default, by name."""
     for name, (spec, kind) in declared(owner.__class__).items():
         value = getattr(owner, name)
-        if value == default_of(spec):
+        if value == default_of(spec) or (kind.outer is bool and kind.optional and not value):
             continue
         if kind.outer is bool:
             yield name, [option(spec)]

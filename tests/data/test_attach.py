@@ -45,14 +45,16 @@ def file(tmp_path: Path) -> Path:
 
 class TestRows:
     @pytest.mark.parametrize(
-        ("header", "separator"), [("user", ","), ("User_ID", "\t"), ("id", ";"), ("reader", ","), ("userId", ",")]
+        ("header", "separator"),
+        [("user", ","), ("User_ID", "\t"), ("id", ";"), ("who", ","), ("userId", ","), ("reader", ",")],
     )
     def test_the_id_column_is_found(
         self, people: Population, file: Path, said: list[str], header: str, separator: str
     ) -> None:
         text = f"{header},age\n12,3.5\n7,1.5\n9,2.5\n".replace(",", separator)
         assert users_of(people, file, text, said)["age"].to_list() == [1.5, 2.5, 3.5]
-        assert any("first, 'reader'" in line for line in said) == (header == "reader")
+        assert any("first, 'who'" in line for line in said) == (header == "who")
+        assert any("took 'reader' for the users' ids" in line for line in said) == (header == "reader")
 
     def test_the_id_may_stand_anywhere_if_it_has_a_usual_name(
         self, people: Population, file: Path, said: list[str]

@@ -13,6 +13,7 @@ from typer import Argument, Option, Typer
 from homebody.cli.options import DataDir, Given, Json, answer, from_settings, of_recipe, pairs, show, table
 from homebody.errors import several
 from homebody.recipe import Recipe
+from homebody.settings import declared
 
 if TYPE_CHECKING:
     from homebody.data import Population
@@ -24,10 +25,11 @@ __all__ = ["app", "fetching"]
 LISTED = ("name", "description", "users", "items", "interactions", "megabytes", "licence", "url")
 """What `homebody data list` says of a dataset."""
 
-Source = Annotated[str, Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")]
+Source = Annotated[str, Argument(help=declared(Recipe)["data"][0].metadata["doc"])]
 Views = Annotated[list[str] | None, of_recipe("views")]
 PATHS = ("data_dir", "user_features", "item_features", "impressions")
-OF_DATA = (*PATHS, "columns", "kinds", "filters", "views")
+WRITTEN = ("time_format", "separator", "encoding", "no_header", "drop_missing", "query")
+OF_DATA = (*PATHS, "columns", "kinds", "filters", "views", *WRITTEN)
 """The fields of a recipe that say what the data are."""
 
 app = Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)

@@ -48,6 +48,8 @@ __all__ = [
     "warn",
 ]
 
+SQLITE = "sqlite:///"
+
 
 def run_named(run: Path | None) -> Path | None:
     """The callback of arguments and options that name a run."""
@@ -269,7 +271,10 @@ def _whole(text: str, name: str) -> int:
 
 
 def _file_anywhere(file: str) -> str:
-    """The absolute path of a file. A file that does not exist stays as it was typed, for the error to name."""
+    """The absolute path of a file, also in the address of a database. A file that does not exist stays as it was typed,
+    for the error to name."""
+    if file.startswith(SQLITE):
+        return SQLITE + _file_anywhere(file.removeprefix(SQLITE))
     return str(Path(file).resolve()) if Path(file).is_file() else file
 
 

@@ -12,9 +12,11 @@ import polars as pl
 
 from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, unmark_all, usual
 from homebody.data.news import usable
+from homebody.data.origins import Layout, Origin, Table, kind_option
 from homebody.data.population import Features, Impressions, Kind, Population, pointers, whole_times
 from homebody.data.published import rows_for
-from homebody.data.table import USUAL_NAMES, even_table, raw_table
+from homebody.data.readers import Source, origin_of, read
+from homebody.data.roles import LIKELY_NAMES, USUAL_NAMES, likely
 from homebody.errors import HomebodyError, refuse_unknown, several
 
 __all__ = ["attach", "attach_view", "id_column", "impression_columns", "with_view"]
@@ -28,18 +30,21 @@ IMPRESSION_NAMES = {
     "time": USUAL_NAMES["time"],
 }
 """The usual names of the columns of a file of impressions."""
+IMPRESSIONS = "the frame of impressions"
 
 
 def attach(
     population: Population,
     *,
-    user_features: str | Path | None = None,
-    item_features: str | Path | None = None,
+    user_features: Source | None = None,
+    item_features: Source | None = None,
     kinds: Mapping[str, str] | None = None,
-    impressions: str | Path | None = None,
+    impressions: Source | None = None,
+    layout: Layout | None = None,
+    time_format: str | None = None,
     say: Say | None = None,
 ) -> Population:
-    """The population with features and impressions from CSV or Parquet files, and columns of the kinds given.
+    """The population with features and impressions from files or data frames, and columns of the kinds given.
 
     A feature file has a row for each user (or item). The id is in a column of a usual name (user, user_id,
     id; item, item_id, movieId, id), otherwise in the first. The other columns are features, of the kinds that
@@ -56,15 +61,15 @@ def attach(
     >>> known.user_features.table["age"].to_list()
     [None, 31.5]
     """
-    say = say or (lambda message: None)
+    say, layout = say or (lambda message: None), layout or Layout()
     wanted = known_kinds(kinds or {})
     if item_features is not None and impressions is not None:
-        population = _with_shown_items(population, Path(item_features), Path(impressions), say)
+        population = _with_shown_items(population, item_features, impressions, layout, say)
     users, items, names = population.user_features, population.item_features, population.item_names
     if user_features is not None:
-        users, _ = _described(population, "user", Path(user_features), wanted, users, say)
+        users, _ = _described(population, "user", user_features, wanted, users, layout, say)
     if item_features is not None:
-        items, titles = _described(population, "item", Path(item_features), wanted, items, say)
+        items, titles = _described(population, "item", item_features, wanted, items, layout, say)
         names = titles if names is None else names
     # Kinds may also be given for what the source itself has.
     users, items, contexts = (_of_kinds(features, wanted) for features in (users, items, population.contexts))
@@ -74,7 +79,7 @@ def attach(
         raise HomebodyError(f"There is no feature '{name}' to declare as {kind}: {population.name} has no features.")
     refuse_unknown("feature", wanted, present)
     population = replace(population, user_features=users, item_features=items, contexts=contexts, item_names=names)
-    return population if impressions is None else _attach_impressions(population, Path(impressions), say)
+    return population if impressions is None else _attach_impressions(population, impressions, layout, time_format, say)
 
 
 def attach_view(
@@ -95,7 +100,7 @@ def attach_view(
     ([None, 31.5], {'taste.x': 'taste'})
     """
     say = say or (lambda message: None)
-    table = even_table(path)
+    table = _told(path, read(path), say)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so the view '{name}' describes nobody.")
     key = id_column(path, table.columns, "user", say)
@@ -137,13 +142,31 @@ def with_view(population: Population, name: str, features: Features) -> Populati
     return replace(population, user_features=joined if old is None else old.beside(joined))
 
 
+def _told(path: Origin, table: Table, say: Say) -> pl.DataFrame:
+    """The rows of a table, after what is to be said of how it was read. Its columns have names of their own."""
+    for note in table.notes:
+        say(note)
+    headless = [name for name in table.rows.columns if name and not name.strip().lstrip("-").replace(".", "").isdigit()]
+    if isinstance(path, Path) and not headless and table.rows.width:
+        raise HomebodyError(f"{path} has numbers where its columns' names should be: give it a header line.")
+    return table.rows
+
+
 def _described(
-    population: Population, role: Role, path: Path, wanted: Mapping[str, Kind], old: Features | None, say: Say
+    population: Population,
+    role: Role,
+    source: Source,
+    wanted: Mapping[str, Kind],
+    old: Features | None,
+    layout: Layout,
+    say: Say,
 ) -> tuple[Features, pl.Series | None]:
     """A row for each user or item, beside what was known of them, and the items' titles."""
     count = population.n_users if role == "user" else population.n_items
     known = population.user_ids if role == "user" else population.item_ids
-    table = raw_table(path)
+    what = f"the frame of {role} features"
+    path = origin_of(source, what)
+    table = _told(path, read(source, layout=layout, what=what), say)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so it says nothing about any {role}.")
     key = id_column(path, table.columns, role, say)
@@ -161,10 +184,12 @@ def _described(
     return Features(rows, kinds), titles
 
 
-def id_column(path: Path, present: list[str], role: Role, say: Say) -> str:
+def id_column(path: Origin, present: list[str], role: Role, say: Say) -> str:
     """The column of the ids: by its usual name, otherwise the first, which is said."""
     matches = usual(present, USUAL_NAMES[role]) or usual(present, ("id",))
     key = single(path, role, matches, "rename all but one")
+    if key is None and (key := likely(present, role)) is not None:
+        say(f"{path.name}: took '{key}' for the {role}s' ids.")
     if key is None:
         key = present[0]
         say(f"{path.name} has no column called {role}, so its first, '{key}', is taken for it.")
@@ -173,10 +198,13 @@ def id_column(path: Path, present: list[str], role: Role, say: Say) -> str:
     return key
 
 
-def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: Role, say: Say) -> dict[str, Kind]:
+def _guessed(path: Origin, table: pl.DataFrame, wanted: Mapping[str, Kind], role: Role, say: Say) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
     guesses = []
     for name in table.columns:
+        if not name.strip():
+            say(f"{path.name}: left out a column without a name.")
+            continue
         if name in wanted:
             kinds[name] = wanted[name]
             continue
@@ -184,12 +212,12 @@ def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: 
         kinds[name] = column.guess() if role == "user" else column.guess_of_items()
         guesses.append(f"{name} as {kinds[name]}")
     if guesses:
-        say(f"{path.name}: took {', '.join(guesses)} (--kind COLUMN=KIND takes it otherwise).")
+        say(f"{path.name}: took {', '.join(guesses)} ({kind_option(path)} takes it otherwise).")
     return kinds
 
 
 def _matched(
-    path: Path, table: pl.DataFrame, ids: pl.Series, known: pl.Series | None, count: int, role: Role, say: Say
+    path: Origin, table: pl.DataFrame, ids: pl.Series, known: pl.Series | None, count: int, role: Role, say: Say
 ) -> pl.DataFrame:
     """The table's rows in the population's order; null for a user or item without a row."""
     place = _places(ids, known, count)
@@ -234,19 +262,24 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
     return Features(table, {**features.kinds, **changed}, declared, features.views)
 
 
-def _with_shown_items(population: Population, described: Path, impressions: Path, say: Say) -> Population:
+def _with_shown_items(
+    population: Population, described: Source, impressions: Source, layout: Layout, say: Say
+) -> Population:
     """The population with the items that one file describes and the other shows, though nobody has them yet."""
     if population.item_ids is None:
         return population
-    known = raw_table(described)
-    ids = FileColumn(known[id_column(described, known.columns, "item", lambda message: None)], "item", described).ids()
+    path = origin_of(described)
+    known = read(described, layout=layout).rows
+    ids = FileColumn(known[id_column(path, known.columns, "item", lambda message: None)], "item", path).ids()
+    where = origin_of(impressions, IMPRESSIONS)
     column: list[str] = []
 
     def choose(present: list[str]) -> list[str]:
-        column.append(impression_columns(impressions, present)["item"])
+        column.append(impression_columns(where, present)["item"])
         return column
 
-    shown = FileColumn(raw_table(impressions, choose)[column[0]], "item", impressions).ids().cast(pl.String).unique()
+    seen = read(impressions, choose, layout, IMPRESSIONS).rows
+    shown = FileColumn(seen[column[0]], "item", where).ids().cast(pl.String).unique()
     old = population.item_ids.cast(pl.String)
     new = ids.cast(pl.String).unique(maintain_order=True)
     new = new.filter(new.is_in(shown.implode()) & ~new.is_in(old.implode())).sort()
@@ -269,19 +302,22 @@ def _with_shown_items(population: Population, described: Path, impressions: Path
     )
 
 
-def _attach_impressions(population: Population, path: Path, say: Say) -> Population:
+def _attach_impressions(
+    population: Population, source: Source, layout: Layout, time_format: str | None, say: Say
+) -> Population:
     """The population with the file's impressions: columns impression, user, item, clicked, and perhaps time.
 
     What cannot be used is left out, counted and said: unknown users and items, an item that one impression
     shows twice (it was clicked if one of them was), impressions without a click or with nothing else.
     """
     roles: dict[str, str] = {}
+    path = origin_of(source, IMPRESSIONS)
 
     def choose(present: list[str]) -> list[str]:
         roles.update(impression_columns(path, present))
         return list(roles.values())
 
-    table = raw_table(path, choose)
+    table = _told(path, read(source, choose, layout, IMPRESSIONS), say)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so there are no impressions.")
     column = {role: FileColumn(table[name], role, path) for role, name in roles.items()}
@@ -292,7 +328,7 @@ def _attach_impressions(population: Population, path: Path, say: Say) -> Populat
             "user": _places(called, population.user_ids, population.n_users),
             "item": _places(column["item"].ids(), population.item_ids, population.n_items),
             "clicked": column["clicked"].flags(),
-            "time": column["time"].times() if "time" in column else pl.repeat(0, table.height, eager=True),
+            "time": column["time"].times(time_format) if "time" in column else pl.repeat(0, table.height, eager=True),
             "called": called,
         }
     )
@@ -338,12 +374,12 @@ def _places(ids: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
     return asked.join(index, on="id", how="left", maintain_order="left")["place"]
 
 
-def impression_columns(path: Path, present: list[str], optional: Sequence[str] = ("time",)) -> dict[str, str]:
+def impression_columns(path: Origin, present: list[str], optional: Sequence[str] = ("time",)) -> dict[str, str]:
     """The columns of a file of impressions, by what they hold; refused where one is missing that is not optional."""
     roles = {}
     *needed, last = (role for role in IMPRESSION_NAMES if role not in optional)
     for role, names in IMPRESSION_NAMES.items():
-        name = single(path, role, usual(present, names), "rename all but one")
+        name = single(path, role, usual(present, names), "rename all but one") or _likely(present, role)
         if name is not None:
             roles[role] = name
         elif role not in optional:
@@ -354,7 +390,11 @@ def impression_columns(path: Path, present: list[str], optional: Sequence[str] =
     return roles
 
 
-def _refuse_shared(rows: pl.DataFrame, path: Path) -> None:
+def _likely(present: list[str], role: str) -> str | None:
+    return likely(present, role) if role in LIKELY_NAMES else None
+
+
+def _refuse_shared(rows: pl.DataFrame, path: Origin) -> None:
     people = rows.group_by("impression", maintain_order=True).agg(pl.col("called").n_unique())
     shared = people.filter(pl.col("called") > 1)
     if shared.height:

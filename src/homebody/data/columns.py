@@ -15,7 +15,9 @@ from typing import cast
 
 import polars as pl
 
-from homebody.data.population import KINDS, Kind
+from homebody.data.dates import EITHER_WAY, compact, day_first, moments, with_format
+from homebody.data.origins import Named, Origin, option
+from homebody.data.population import KINDS, Kind, Numbered
 from homebody.errors import HomebodyError, refuse_unknown
 
 __all__ = ["FileColumn", "known_kinds", "listed", "mark", "mark_all", "names_of_items", "single", "unmark_all", "usual"]
@@ -23,15 +25,6 @@ __all__ = ["FileColumn", "known_kinds", "listed", "mark", "mark_all", "names_of_
 # What spreadsheets and data frames write where there was nothing.
 MISSING = ("", "nan", "NaN", "NAN", "null", "NULL", "None", "NA", "N/A", "<NA>")
 
-# After `T` and `Z` have been spelled out.
-DATE_FORMATS = (
-    "%Y-%m-%d %H:%M:%S%.f",
-    "%Y-%m-%d %H:%M:%S%.f%:z",
-    "%Y-%m-%d %H:%M:%S%.f%z",
-    "%Y-%m-%d",
-    "%Y-%m-%d %H:%M",
-    "%Y-%m-%d %H:%M%:z",
-)
 _FORMULA = "^'*[=+\\-@\\t\\r\\n＝＋－＠]"
 _MARKED = "^'+[=+\\-@\\t\\r\\n＝＋－＠]"
 _NUMBER = "^[+-]?(?:[0-9]+(?:\\.[0-9]*)?|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
@@ -42,6 +35,8 @@ LONG = 12
 """Characters from which on a text, on average, is something to read rather than a label."""
 EXACT = 2.0**53
 """Above this, floats cannot hold every whole number."""
+EPOCHS = ((9e8, 2.2e9), (9e11, 2.2e12))
+"""Seconds, and milliseconds, from 1998 to 2039: numbers that are taken for times."""
 TITLES = ("title", "name")
 """The name of the column of item names."""
 # Numbers are not written like this, codes are: 01234.
@@ -62,7 +57,7 @@ class FileColumn:
 
     values: pl.Series
     role: str
-    path: Path
+    path: Path | Named
 
     def bare(self) -> pl.Series:
         """The values, with every spelling of nothing as null and text without surrounding spaces."""
@@ -102,8 +97,10 @@ class FileColumn:
         values = self.bare()
         self.refuse(values.is_null(), f"{'an' if self.role == 'item' else 'a'} {self.role} in every row")
         if values.dtype.is_integer():
-            return values
+            small = values.cast(pl.Int64, strict=False)
+            return small if small.null_count() == 0 else values.cast(pl.String)
         if values.dtype.is_float():
+            self.refuse(values.abs() > EXACT, f"{self.role}s that floats hold exactly, up to 2^53", ": make it a text")
             whole = values.cast(pl.Int64, strict=False)
             return whole if (whole == values).all() else values
         text = unmark_all(values.cast(pl.String))
@@ -113,6 +110,22 @@ class FileColumn:
         whole = text.cast(pl.Int64, strict=False)
         # 007 and 7 may be two people: only what a number would be written as is a number.
         return whole if (whole.cast(pl.String) == text).all() and whole.null_count() == 0 else text
+
+    def numbered(self) -> Numbered:
+        """The distinct ids, and for each row which it has.
+
+        >>> FileColumn(pl.Series("who", ["b", " a", "a"]), "user", Path("a.csv")).numbered().rows.tolist()
+        [1, 0, 0]
+        """
+        values = self.values
+        if values.dtype not in (pl.String, pl.Categorical, pl.Enum):
+            return Numbered.of(self.ids())
+        # What is done to a text is done once, however many rows have it.
+        written = Numbered.of(values.fill_null(""))
+        distinct = FileColumn(written.ids.alias(values.name), self.role, self.path)
+        if distinct.bare().null_count():
+            self.ids()  # refuses them by their rows
+        return Numbered.of(distinct.ids()).of_rows(written.rows)
 
     def numbers(self) -> pl.Series:
         """Finite numbers in every row.
@@ -162,11 +175,16 @@ class FileColumn:
         self.refuse(~(yes | no).fill_null(False), "1 or 0 (or true or false)")
         return yes
 
-    def times(self) -> pl.Series:
-        """Numbers, or ISO dates as moments in UTC.
+    def times(self, form: str | None = None) -> pl.Series:
+        """Numbers, or dates as moments in UTC; in this format, if one is given.
 
         >>> FileColumn(pl.Series(["2024-01-01T00:00:00Z"]), "time", Path("a.csv")).times().dt.epoch("s").to_list()
         [1704067200]
+        >>> FileColumn(pl.Series("day", ["1/2/2024"]), "time", Path("a.csv")).times()
+        Traceback (most recent call last):
+            ...
+        homebody.errors.HomebodyError: The day or the month may come first in the time column 'day' of a.csv, such as
+        '1/2/2024': give --time-format '%d/%m/%Y' or '%m/%d/%Y'.
         """
         values = self.bare()
         if values.dtype.is_temporal():
@@ -176,15 +194,69 @@ class FileColumn:
                     "numbers or dates."
                 )
             self.refuse(values.is_null(), "a time in every row")
+            if isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None:
+                values = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
             return values.cast(pl.Datetime("us"))
+        if form is not None:
+            found = with_format(values.cast(pl.String), form)
+            self.refuse(found.is_null(), f"times written as {form} ({option(self.path, 'time_format')})")
+            return found
+        if (dates := compact(values)) is not None and dates.null_count() == 0:
+            return dates
         counted = _as_numbers(values)
         if values.dtype == pl.String and counted.null_count():
-            dated = _as_dates(values)
+            dated = self._dated(values, counted.null_count())
             # The column has the type of most rows; the other rows are mistakes.
             if dated.null_count() < counted.null_count():
                 counted = dated
-        self.refuse(counted.cast(pl.Int64, strict=False).is_null(), "numbers (of 64 bits) or ISO dates")
+        remedy = f"; {option(self.path, 'time_format', '%d.%m.%Y %H:%M')} reads such a form"
+        wrong = counted.cast(pl.Int64, strict=False).is_null()
+        self.refuse(wrong, "numbers (of 64 bits) or dates", remedy if values.null_count() < len(values) else "")
         return counted
+
+    def _dated(self, text: pl.Series, least: int) -> pl.Series:
+        first = day_first(text)
+        if first is None:
+            forms = " or ".join(f"'{form}'" for form in EITHER_WAY)
+            sample = moments(text.head(1000), True)
+            if sample.null_count() * 2 <= len(sample):
+                row = int(text.str.contains(r"^\d{1,2}[/-]\d{1,2}[/-]").fill_null(False).arg_max() or 0)
+                raise HomebodyError(
+                    f"The day or the month may come first in the time column '{text.name}' of {self.path}, such as "
+                    f"'{text[row]}': give "
+                    f"{option(self.path, 'time_format')}{'=' if _in_python(self.path) else ' '}{forms}."
+                )
+        return moments(text, first)
+
+    def mostly_numbers(self) -> bool:
+        """Whether more than half of the values are numbers.
+
+        >>> FileColumn(pl.Series("x", ["1", "2", "?"]), "rating", Path("a.csv")).mostly_numbers()
+        True
+        """
+        if self.values.dtype.is_nested() or self.values.dtype.is_temporal() or self.values.dtype == pl.Object:
+            return False
+        values = self.bare().drop_nulls()
+        return _as_numbers(values).null_count() * 2 < len(values) if len(values) else False
+
+    def looks_like_times(self) -> bool:
+        """Whether the values are dates, or numbers of seconds or milliseconds since 1970 in this century.
+
+        >>> columns = [["2024-02-01"], ["1700000000", "1700000009"], ["1999"], ["soon"]]
+        >>> [FileColumn(pl.Series("x", values), "feature", Path("a.csv")).looks_like_times() for values in columns]
+        [True, True, False, False]
+        """
+        if self.values.dtype.is_temporal():
+            return self.values.dtype in (pl.Date, pl.Datetime)
+        if not (self.values.dtype == pl.String or self.values.dtype.is_numeric()):
+            return False
+        few = FileColumn(self.values.drop_nulls().head(1000), self.role, self.path).bare().drop_nulls()
+        if not len(few):
+            return False
+        counted = _as_numbers(few)
+        if counted.null_count() == 0:
+            return any(bool(counted.is_between(*span).all()) for span in EPOCHS)
+        return few.dtype == pl.String and moments(few, bool(day_first(few))).null_count() == 0
 
     def guess(self) -> Kind:
         """The kind of feature that the values look like.
@@ -250,7 +322,7 @@ def usual(present: list[str], names: Collection[str]) -> list[str]:
     return [name for name in present if name.strip().lower().replace("_", "").replace("-", "") in names]
 
 
-def single(path: Path, role: str, matches: list[str], remedy: str) -> str | None:
+def single(path: Origin, role: str, matches: list[str], remedy: str) -> str | None:
     """The column of a role, or None; several candidates are refused."""
     if len(matches) > 1:
         raise HomebodyError(f"{path} has several columns that could be the {role} ({listed(matches)}); {remedy}.")
@@ -260,6 +332,10 @@ def single(path: Path, role: str, matches: list[str], remedy: str) -> str | None
 def listed(names: Iterable[str]) -> str:
     """Names for a sentence."""
     return ", ".join(f"'{name}'" for name in names)
+
+
+def _in_python(origin: Origin) -> bool:
+    return "--" not in option(origin, "time_format")
 
 
 def _as_numbers(values: pl.Series) -> pl.Series:
@@ -274,18 +350,6 @@ def _as_numbers(values: pl.Series) -> pl.Series:
     if values.dtype.is_decimal():
         values = values.cast(pl.Float64)
     return values if values.dtype.is_integer() else values.set(~values.is_finite(), None)
-
-
-def _as_dates(text: pl.Series) -> pl.Series:
-    text = text.str.replace(r"^(\d{4}-\d{2}-\d{2})[Tt]", "$1 ").str.replace(r"[Zz]$", "+00:00")
-    dates = pl.Series([None], dtype=pl.Datetime("us")).new_from_index(0, len(text))
-    for form in DATE_FORMATS:
-        if dates.null_count() == text.null_count():
-            break
-        parsed = text.str.to_datetime(form, time_unit="us", strict=False)
-        moment = parsed.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if "z" in form else parsed
-        dates = dates.zip_with(dates.is_not_null(), moment)
-    return dates
 
 
 def mark(text: str) -> str:

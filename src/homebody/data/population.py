@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ __all__ = [
     "Features",
     "Impressions",
     "Kind",
+    "Numbered",
     "Population",
     "UserItems",
     "build",
@@ -441,10 +442,48 @@ def _number(name: str, ids: pl.Series | None, count: int, kind: str) -> int:
     return matches[0]
 
 
+class Numbered(NamedTuple):
+    """Ids of rows: the distinct ones, sorted, and for each row the place of its own among them."""
+
+    ids: pl.Series
+    rows: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, ids: pl.Series) -> Numbered:
+        """From one id a row.
+
+        >>> Numbered.of(pl.Series(["b", "a", "b"])).rows.tolist(), Numbered.of(pl.Series([30, -7])).rows.tolist()
+        ([1, 0, 1], [1, 0])
+        """
+        if ids.dtype in (pl.String, pl.Categorical, pl.Enum):
+            # Texts are compared once, as categories; then numbers stand for them.
+            coded = ids if ids.dtype != pl.String else ids.cast(pl.Categorical)
+            used = coded.unique()
+            names = used.cast(pl.String)
+            order = names.arg_sort()
+            place = cls.of(pl.concat([used.to_physical(), coded.to_physical()]).cast(pl.Int64)).rows
+            rank = np.empty(len(used), dtype=np.int32)
+            rank[place[: len(used)][order]] = np.arange(len(used), dtype=np.int32)
+            return cls(names.gather(order).alias(ids.name), rank[place[len(used) :]])
+        if ids.dtype == pl.Int64 and len(ids):
+            values, low = ids.to_numpy(), cast(int, ids.min())
+            span = cast(int, ids.max()) - low + 1
+            if span <= 4 * len(values) + 1024:
+                there = np.zeros(span, dtype=np.bool_)
+                there[values - low] = True
+                place = np.cumsum(there, dtype=np.int32) - np.int32(1)
+                return cls(pl.Series(ids.name, np.flatnonzero(there) + low), place[values - low])
+        return cls(ids.unique().sort(), (ids.rank("dense").cast(pl.Int32) - 1).to_numpy())
+
+    def of_rows(self, rows: npt.NDArray[np.int32]) -> Numbered:
+        """Where these ids were taken from rows that are numbered: the ids of those rows."""
+        return Numbered(self.ids, self.rows[rows])
+
+
 def build(
     name: str,
-    users: pl.Series,
-    items: pl.Series,
+    users: pl.Series | Numbered,
+    items: pl.Series | Numbered,
     *,
     times: pl.Series | None = None,
     ratings: pl.Series | None = None,
@@ -461,12 +500,11 @@ def build(
     >>> toy.user_ids.to_list(), toy.item_ids.to_list(), toy.indptr.tolist(), toy.items.tolist()
     ([3, 7], ['a', 'b'], [0, 1, 3], [1, 0, 1])
     """
-    if len(users) == 0:
+    if len(users.rows if isinstance(users, Numbered) else users) == 0:
         raise HomebodyError(f"'{name}' has no rows: a population needs at least one interaction.")
-    user_ids, row_user = _numbered(users)
-    item_ids, row_item = _numbered(items)
-    clock = None if times is None else times.to_physical().to_numpy()
-    order = _order(row_user, len(user_ids), clock)
+    user_ids, row_user = users if isinstance(users, Numbered) else Numbered.of(users)
+    item_ids, row_item = items if isinstance(items, Numbered) else Numbered.of(items)
+    order = _order(row_user, None if times is None else times.to_physical().to_numpy())
     return Population(
         name,
         pointers(np.bincount(row_user, minlength=len(user_ids))),
@@ -480,23 +518,31 @@ def build(
     )
 
 
-def _numbered(ids: pl.Series) -> tuple[pl.Series, npt.NDArray[np.int32]]:
-    """The distinct ids, sorted, and for each row the place of its id among them."""
-    rank = ids.rank("dense").cast(pl.Int32) - 1
-    return ids.unique().sort(), rank.to_numpy()
+def _order(row_user: npt.NDArray[np.int32], clock: Clock | None) -> npt.NDArray[np.int64]:
+    """The rows by user, then time; rows of equal time keep the order of the file."""
+    by_time = None if clock is None else _ascending(clock)
+    people = row_user if by_time is None else row_user[by_time]
+    by_user = _ascending(people)
+    return by_user if by_time is None else by_time[by_user]
 
 
-def _order(row_user: npt.NDArray[np.int32], n_users: int, clock: Clock | None) -> npt.NDArray[np.intp]:
-    """The rows by user, then time; rows of equal time keep the order of the file, for every sort is stable."""
-    if clock is None:
-        return np.argsort(row_user, kind="stable")
-    if clock.dtype.kind == "i":
-        low = int(clock.min())
-        span = int(clock.max()) - low + 1
-        if n_users * span < 2**63:
-            # User and time in one number: one sort instead of two.
-            return np.argsort(row_user * np.int64(span) + (clock - np.int64(low)), kind="stable")
-    return np.lexsort((clock, row_user))
+def _ascending(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The places of the values in ascending order; equal ones keep their order.
+
+    >>> _ascending(np.array([3, 1, 3, 0])).tolist()
+    [3, 1, 0, 2]
+    """
+    bits = max(1, len(values) - 1).bit_length()
+    if values.dtype.kind == "i" and len(values):
+        low = int(values.min())
+        if (int(values.max()) - low).bit_length() + bits < 63:
+            # Value and place in one number: numbers are sorted much faster than places.
+            packed = (values - np.int64(low)) << np.int64(bits)
+            packed |= np.arange(len(values))
+            packed.sort()
+            packed &= (1 << bits) - 1
+            return packed
+    return np.argsort(values, kind="stable")
 
 
 def whole_times(times: pl.Series) -> npt.NDArray[np.int64]:

@@ -22,15 +22,15 @@ from homebody.data.attach import attach
 from homebody.data.datasets import DATASETS, Dataset
 from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
 from homebody.data.filters import apply
+from homebody.data.origins import Layout
 from homebody.data.population import Population
+from homebody.data.readers import FILE_ENDINGS, SCHEMES, Source, origin_of
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.data.table import read_table
 from homebody.errors import HomebodyError, unknown_name
 from homebody.files import insisting
 
 __all__ = ["Place", "cache_dir", "find", "get", "load"]
-
-FILE_ENDINGS = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def cache_dir() -> Path:
 
 
 def load(
-    source: str | Path,
+    source: Source,
     *,
     data_dir: str | Path | None = None,
     user_col: str | None = None,
@@ -57,27 +57,42 @@ def load(
     time_col: str | None = None,
     rating_col: str | None = None,
     feature_cols: str | Sequence[str] | None = None,
-    user_features: str | Path | None = None,
-    item_features: str | Path | None = None,
+    user_features: Source | None = None,
+    item_features: Source | None = None,
     kinds: Mapping[str, str] | None = None,
     vocabularies: Mapping[str, str] | None = None,
-    impressions: str | Path | None = None,
+    impressions: Source | None = None,
     views: Mapping[str, str] | None = None,
     filters: Mapping[str, Any] | None = None,
+    time_format: str | None = None,
+    encoding: str | None = None,
+    separator: str | None = None,
+    no_header: bool | None = None,
+    drop_missing: bool | None = None,
+    query: str | None = None,
     say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Population:
-    """The population of a dataset's name, a CSV or Parquet file, or a synthetic specification.
+    """The population of a data frame, a file, a database, a dataset's name, or a synthetic specification.
+
+    A frame is of pandas or polars, an Arrow table, or anything with `__arrow_c_stream__` or `__dataframe__`. A file is
+    text (CSV), Parquet, Excel or JSON lines. A database is an address, such as sqlite:///shop.db, and a `query`.
 
     A named dataset that is not on this machine is fetched; `say` then gets a line about it, and `progress`
-    the bytes. The columns are for files: see `homebody.data.table.read_table`, which also takes features from the
-    other columns of such a file. Files of features (with the `kinds` of their columns) and of impressions are
+    the bytes. The columns are for tables of one's own: see `homebody.data.table.read_table`, which also takes features
+    from the other columns of such a table, and says in the population's `notes` what it took. `separator`, `encoding`,
+    `no_header` and `time_format` say how a file is written where that is not found out, and `drop_missing` leaves out
+    incomplete rows. Tables of features (with the `kinds` of their columns) and of impressions, files or frames, are
     joined to it, see `homebody.data.attach`; the `vocabularies` say which values features have, see
     `homebody.data.vocabularies`; then the `filters` are applied, see `homebody.data.filters`. Those of the `views` that
     are files are joined too; `homebody.view_vectors.make_views` makes the others, after the filters.
 
     >>> load("synthetic:users=30,items=20,mean=6").n_users
     30
+    >>> import polars as pl
+    >>> loans = load(pl.DataFrame({"customer": ["ann", "ann", "ben"], "book": ["Emma", "Dracula", "Emma"]}))
+    >>> loans.n_users, loans.item_name(loans.history(0)[0])
+    (2, 'Emma')
     >>> load("ml-10k")
     Traceback (most recent call last):
         ...
@@ -97,19 +112,24 @@ def load(
         from homebody.data.vocabularies import kinds_of
 
         kinds = kinds_of(vocabularies, kinds or {})
-    population = _read(source, columns, kinds, data_dir, say, progress)
+    layout = Layout.of(
+        separator=separator, encoding=encoding, no_header=no_header, drop_missing=drop_missing, query=query
+    )
+    population = _read(source, columns, kinds, layout, time_format, data_dir, say, progress)
     notes: list[str] = []
     if views:
         from homebody.data.views import attach_views, parse_views
 
         population = attach_views(population, parse_views(views), kinds=kinds, say=notes.append)
-    if user_features or item_features or kinds or impressions:
+    if user_features is not None or item_features is not None or kinds or impressions is not None:
         population = attach(
             population,
             user_features=user_features,
             item_features=item_features,
             kinds=kinds,
             impressions=impressions,
+            layout=layout.others,
+            time_format=time_format,
             say=notes.append,
         )
     if vocabularies:
@@ -122,18 +142,23 @@ def load(
 
 
 def _read(
-    source: str | Path,
+    source: Source,
     columns: dict[str, Any],
     kinds: Mapping[str, str] | None,
+    layout: Layout,
+    time_format: str | None,
     data_dir: str | Path | None,
     say: Callable[[str], None],
     progress: Progress | None,
 ) -> Population:
+    if not isinstance(source, str | Path) or str(source).startswith(SCHEMES):
+        return read_table(source, **columns, kinds=kinds, layout=_of_table(source, layout), time_format=time_format)
     name = str(source)
     of_any_size = _published_folder(Path(source)) if _names_a_file(source) else None
     if _names_a_file(source) and of_any_size is None:
-        return read_table(source, **columns, kinds=kinds)
-    unused = next((column for column, value in columns.items() if value is not None), None)
+        return read_table(Path(source), **columns, kinds=kinds, layout=layout, time_format=time_format)
+    given = {**columns, **layout.given(), "time_format": time_format}
+    unused = next((column for column, value in given.items() if value is not None), None)
     if unused:
         raise HomebodyError(
             f"--{unused.replace('_', '-')} is for a file of your own; '{name}' has its columns already."
@@ -153,6 +178,18 @@ def _read(
             f"(--data {folder / dataset.layouts[-1][0]})."
         )
     return population
+
+
+def _of_table(source: Source, layout: Layout) -> Layout:
+    """The layout of what is no file; what only a file has is refused."""
+    if isinstance(source, str | Path):
+        return layout
+    for name, value in layout.given().items():
+        if value is not None and name != "drop_missing":
+            raise HomebodyError(
+                f"{name} is for a file or a database; {origin_of(source)} has rows and columns already."
+            )
+    return layout
 
 
 def _published_folder(path: Path) -> Dataset | None:
@@ -288,6 +325,13 @@ def _known(name: str) -> Dataset:
 def _names_a_file(source: str | Path) -> bool:
     if isinstance(source, Path):
         return True
+    scheme = source.partition("://")[0]
+    if "://" in source:
+        raise HomebodyError(
+            f"There is nothing that reads {scheme}:// here: sqlite:/// and postgresql:// are read, and files; save "
+            "the table "
+            "as Parquet or CSV."
+        )
     if source in DATASETS or source.partition(":")[0] == "synthetic":
         return False
     return source.lower().endswith(FILE_ENDINGS) or "/" in source or os.sep in source or Path(source).exists()

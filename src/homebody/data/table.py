@@ -1,45 +1,38 @@
-"""A CSV or Parquet file of one's own, one row an interaction.
+"""A table of one's own, one row an interaction: a file, a database's answer or a data frame.
 
 Its other columns may be features: of users, of items or of interactions.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, usual
+from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, usual
+from homebody.data.delimited import suggested
+from homebody.data.origins import Layout, Origin, features_option, kind_option, option
 from homebody.data.population import Features, Kind, Population, build
+from homebody.data.readers import Source, origin_of, read
+from homebody.data.roles import USUAL_NAMES, choose_columns, said
 from homebody.errors import HomebodyError, several
 
-__all__ = ["USUAL_NAMES", "choose_columns", "describe", "even_table", "raw_table", "read_table"]
+__all__ = ["describe", "read_table"]
 
-SEPARATORS = (",", "\t", ";")
-USUAL_NAMES = {
-    "user": ("user", "userid"),
-    "item": ("item", "itemid", "movieid"),
-    "time": ("time", "timestamp"),
-    "rating": ("rating",),
-}
 Longs = npt.NDArray[np.int64]
 Owner = Literal["users", "items", "interactions"]
 MUCH_MORE = 10
 """A column that fits users and items belongs to items if this many times as many rows support it."""
 
+TIMES = "looks like times"
+
 
 def read_table(
-    path: str | Path,
+    source: Source,
     *,
     user_col: str | None = None,
     item_col: str | None = None,
@@ -47,176 +40,124 @@ def read_table(
     rating_col: str | None = None,
     feature_cols: str | Sequence[str] | None = None,
     kinds: Mapping[str, str] | None = None,
+    layout: Layout | None = None,
+    time_format: str | None = None,
 ) -> Population:
-    """The population in a CSV (comma, tab or semicolon; also gzipped) or Parquet file.
+    """The population in a table: a text file, Parquet, Excel or JSON lines, a database's answer, or a data frame.
 
-    A column that is not named is found by its usual name in any spelling of case, `_` and `-`: user,
-    user_id, item, item_id, movieId, time, timestamp, rating. Times and ratings may be absent, and an empty
-    name (`rating_col=""`) leaves one out. Times are numbers or ISO dates; dates without a zone are UTC.
+    A column that is not named is found by what people call it, in any spelling of case, `_` and `-`
+    (`homebody.data.roles`), and the population's notes say which was taken. Times and ratings may be absent, and an
+    empty name (`rating_col=""`) leaves one out. Times are numbers or dates (`homebody.data.dates`), or written as
+    `time_format` says; dates without a zone are UTC.
 
     All other columns are features, of users, items or interactions as they look (`describe`),
     and of the `kinds` given or guessed. `feature_cols` names those to take instead, as a list or with commas
-    between them; empty, there are none.
+    between them; empty, there are none. `layout` says how a file is written, and whether rows that miss a user, an
+    item, a time or a rating are left out.
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = Path(folder, "loans.csv")
     ...     _ = file.write_text("reader;book;day\\nann;emma;2024-02-01\\nann;ulysses;2023-12-31\\n")
-    ...     loans = read_table(file, user_col="reader", item_col="book", time_col="day")
-    >>> loans.item_ids.gather(loans.history(0)).to_list()
-    ['ulysses', 'emma']
+    ...     loans = read_table(file)
+    >>> loans.item_ids.gather(loans.history(0)).to_list(), loans.notes[0].partition(" (")[0]
+    (['ulysses', 'emma'], 'loans.csv: took reader for users, book for items, day for times')
     """
-    path = Path(path)
+    layout, path = layout or Layout(main=True), origin_of(source)
     given = {"user": user_col, "item": item_col, "time": time_col, "rating": rating_col}
     wanted = known_kinds(kinds or {})
     names: dict[str, str] = {}
     others: list[str] = []
 
     def choose(present: list[str]) -> list[str]:
-        names.update(choose_columns(path, present, given))
+        headless = not layout.header
+        names.update(choose_columns(path, present, given, separator=suggested(present), headless=headless))
         others.extend(_features(path, present, names, given, feature_cols))
         return [*names.values(), *others]
 
-    table = raw_table(path, choose)
+    table, notes = read(source, choose, layout)
     if table.height == 0:
-        raise HomebodyError(f"{path} has no rows below its header, so there is nobody to learn from.")
+        rows = "no rows" if getattr(path, "typed", True) is False else "no rows below its header"
+        raise HomebodyError(f"{path} has {rows}, so there is nobody to learn from.")
+    guesses = {role: FileColumn(table[names[role]], role, path) for role in ("time", "rating") if role in names}
+    # What is only probably of a role is something else if its values are.
+    others += [names.pop(role) for role, column in guesses.items() if given[role] is None and not _fits(column)]
+    notes = [*said(path, names, given), *notes]
+    if layout.drop:
+        table = _complete(table, names, path, notes)
     column = {role: FileColumn(table[name], role, path) for role, name in names.items()}
-    population = build(
-        path.stem,
-        column["user"].ids(),
-        column["item"].ids(),
-        times=column["time"].times() if "time" in column else None,
-        ratings=column["rating"].numbers() if "rating" in column else None,
-        # The numbers of the file's rows end up in the population's order.
-        contexts=Features(pl.DataFrame({"row": np.arange(table.height)}), {"row": "numeric"}) if others else None,
-    )
+    try:
+        population = build(
+            path.stem,
+            column["user"].numbered(),
+            column["item"].numbered(),
+            times=column["time"].times(time_format) if "time" in column else None,
+            ratings=column["rating"].numbers() if "rating" in column else None,
+            # The numbers of the file's rows end up in the population's order.
+            contexts=Features(pl.DataFrame({"row": np.arange(table.height)}), {"row": "numeric"}) if others else None,
+        )
+    except HomebodyError:
+        _refuse_missing(column, path)
+        raise
+    population = replace(population, notes=tuple(notes))
     if population.contexts is None:
         return population
     order = population.contexts.table["row"].to_numpy()
     asked = others if feature_cols is not None else ()
-    return describe(population, table.select(others), path, order, wanted=wanted, asked=asked)
+    with_times = "time" in names or given["time"] == ""
+    return describe(population, table.select(others), path, order, wanted=wanted, asked=asked, with_times=with_times)
 
 
-def raw_table(path: Path, choose: Callable[[list[str]], list[str]] | None = None) -> pl.DataFrame:
-    """A file's columns as they stand, those of CSV as text; `choose` picks from their names, otherwise all."""
-    separator = None if _is_parquet(path) else _separator(path)
-    with _failures_named(path):
-        if separator is None:
-            present = list(pl.read_parquet_schema(path))
-        else:
-            present = pl.read_csv(path, separator=separator, infer_schema=False, n_rows=0).columns
-    names = present if choose is None else choose(present)
-    with _failures_named(path):
-        if separator is None:
-            return pl.read_parquet(path, columns=names)
-        # As text: ids such as 007 stay as written, and a bad value can be shown.
-        return pl.read_csv(path, separator=separator, infer_schema=False, columns=names)
+def _fits(column: FileColumn) -> bool:
+    """Whether a column of a likely name holds what the name says; one of a usual name does, or is wrong."""
+    if usual([column.values.name], USUAL_NAMES[column.role]):
+        return True
+    few = FileColumn(column.values.drop_nulls().head(1000), column.role, column.path)
+    if column.role == "time" and few.looks_like_times():
+        return True
+    return few.mostly_numbers()
 
 
-def even_table(path: Path) -> pl.DataFrame:
-    """All columns of a file, as `raw_table` reads them; a row with more or fewer cells than the header is refused."""
-    if not _is_parquet(path):
-        _refuse_ragged(path, _separator(path))
-    return raw_table(path)
+def _missing(column: FileColumn) -> pl.Series:
+    values = column.values
+    if values.dtype.is_integer() or (
+        values.null_count() == 0 and not (values.dtype.is_float() or values.dtype == pl.String)
+    ):
+        return values.is_null()
+    return column.bare().is_null()
 
 
-def _refuse_ragged(path: Path, separator: str) -> None:
-    with _bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        lines = csv.reader(text, delimiter=separator)
-        wanted = len(next(filter(None, lines), []))
-        for row, cells in enumerate(lines, start=1):
-            if cells and len(cells) != wanted:  # an empty line has no id, and is refused for that
-                raise HomebodyError(
-                    f"{path} cannot be read as a table: row {row} has {several(len(cells), 'cell')}, and the "
-                    f"header has {wanted:,}; give each row as many cells as the header."
-                )
+def _complete(table: pl.DataFrame, names: Mapping[str, str], path: Origin, notes: list[str]) -> pl.DataFrame:
+    """The rows that miss nothing of a role; the others are counted by the first thing that they miss."""
+    kept = pl.Series([True]).new_from_index(0, table.height)
+    counts = []
+    for role, name in names.items():
+        missing = _missing(FileColumn(table[name], role, path))
+        if lost := int((missing & kept).sum()):
+            counts.append(f"{lost:,} without a{'n' if role == 'item' else ''} {role}")
+        kept &= ~missing
+    if not counts:
+        return table
+    lost = table.height - int(kept.sum())
+    if lost == table.height:
+        raise HomebodyError(f"No row of {path} is complete: {', '.join(counts)}.")
+    notes.append(f"{path.name}: left out {several(lost, 'row')}, {', '.join(counts)} ({option(path, 'drop_missing')}).")
+    return table.filter(kept)
 
 
-def _is_parquet(path: Path) -> bool:
-    """By the name, or failing that by the first bytes, which also prove that the file can be opened."""
-    if path.is_dir():
-        raise HomebodyError(
-            f"{path} is a folder; give a CSV or Parquet file, or name a dataset and point --data-dir at its folder."
-        )
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except FileNotFoundError:
-        raise HomebodyError(f"There is no file {path}.") from None
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be opened: {error.strerror or error}.") from error
-    if not magic:
-        raise HomebodyError(f"{path} is empty: it needs a header line and at least one row.")
-    return path.suffix.lower() in {".parquet", ".pq"} or magic == b"PAR1"
-
-
-def _separator(path: Path) -> str:
-    with _bytes(path) as text:
-        first = text.readline(1 << 20).decode("utf-8-sig")
-    return max(SEPARATORS, key=first.count)
-
-
-@contextmanager
-def _bytes(path: Path) -> Iterator[BinaryIO]:
-    """A file to read, unpacked if it is gzipped. What the block finds wrong with it becomes a sentence."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with cast(BinaryIO, gzip.open(path) if packed else path.open("rb")) as file:
-            yield file
-    except UnicodeDecodeError as error:
-        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
-    except (OSError, EOFError, csv.Error) as error:
-        raise HomebodyError(f"{path} cannot be read: {error}.") from error
-
-
-@contextmanager
-def _failures_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except pl.exceptions.NoDataError:
-        raise HomebodyError(f"{path} is empty: it needs a header line and at least one row.") from None
-    except (pl.exceptions.PolarsError, OSError) as error:
-        if "utf-8" in str(error).lower():
-            raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
-        if "more fields than defined" in str(error):
-            raise HomebodyError(
-                f"{path} cannot be read as a table: a row has more values than the header has columns; correct it."
-            ) from error
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise HomebodyError(f"{path} cannot be read as a table; it may be damaged: {reason}.") from error
-
-
-def choose_columns(
-    path: Path, present: list[str], given: dict[str, str | None], *, required: Collection[str] = ("user", "item")
-) -> dict[str, str]:
-    """The column of each role: as given, or by its usual names. Columns that are not required may be missing."""
-    chosen = {}
-    for role, name in given.items():
-        if name is None:
-            name = single(path, role, usual(present, USUAL_NAMES[role]), f"name one with --{role}-col")
-        elif name and name not in present:
-            raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {listed(present)}.")
-        if name:
-            chosen[role] = name
-        elif role in required:
-            numeric = all(name.replace(".", "").isdigit() for name in present)
-            headless = " (does the file lack a header line?)" if numeric else ""
-            raise HomebodyError(
-                f"Which column of {path} is the {role}? Name it with --{role}-col; its columns are "
-                f"{listed(present)}{headless}."
+def _refuse_missing(columns: Mapping[str, FileColumn], path: Origin) -> None:
+    for role, column in columns.items():
+        an = "an" if role == "item" else "a"
+        missing = _missing(column)
+        if missing.any():
+            column.refuse(
+                missing, f"{an} {role} in every row", f"; {option(path, 'drop_missing')} leaves such rows out"
             )
-    for role, other in combinations(chosen, 2):
-        if chosen[role] == chosen[other]:
-            raise HomebodyError(
-                f"The {role} and the {other} of {path} cannot both be in the column '{chosen[role]}'; "
-                f"name two with --{role}-col and --{other}-col."
-            )
-    return chosen
 
 
 def _features(
-    path: Path,
+    path: Origin,
     present: list[str],
     names: Mapping[str, str],
     given: Mapping[str, str | None],
@@ -233,11 +174,13 @@ def _features(
         wanted = [wanted] if whole else [name.strip() for name in wanted.split(",") if name.strip()]
     for name in wanted:
         if name not in present:
-            raise HomebodyError(f"{path} has no column '{name}' (--feature-cols); its columns are {listed(present)}.")
+            raise HomebodyError(
+                f"{path} has no column '{name}' ({option(path, 'feature_cols')}); its columns are {listed(present)}."
+            )
         if name in roles:
             raise HomebodyError(
                 f"The column '{name}' of {path} has the {roles[name]}s, so it cannot be a feature too; leave it out of "
-                "--feature-cols."
+                f"{option(path, 'feature_cols')}."
             )
     return [name for name in present if name in wanted]
 
@@ -269,11 +212,12 @@ class _Feature:
 def describe(
     population: Population,
     table: pl.DataFrame,
-    path: Path,
+    path: Origin,
     order: Longs,
     *,
     wanted: Mapping[str, Kind],
     asked: Collection[str] = (),
+    with_times: bool = True,
 ) -> Population:
     """The population with the columns of its own file for features; interaction r is the file's row `order[r]`.
 
@@ -283,8 +227,10 @@ def describe(
     the item) has in other rows.
 
     Columns that were not `asked` for, and of which the kind is not `wanted`, are left out where they say nothing,
-    as ids do, or cannot be used; the population's notes say so.
+    as ids do, look like times, or cannot be used; the population's notes say so. with_times: the times of interactions
+    are known, or not wanted; otherwise a column that looks like them is proposed.
 
+    >>> from pathlib import Path
     >>> two = Population("toy", np.array([0, 2, 4]), np.array([0, 1, 0, 1], dtype=np.int32), 2)
     >>> more = pl.DataFrame({"job": ["cook", "cook", "vet", "cook"], "hour": [9.5, 8.5, 9.5, 7.5], "id": [1, 2, 3, 4]})
     >>> described = describe(two, more, Path("a.csv"), np.arange(4), wanted={})
@@ -305,6 +251,12 @@ def describe(
             left["a column"] = "without a name"
             continue
         column, insist = FileColumn(table[name], "feature", path), name in asked or name in wanted
+        if not insist and column.looks_like_times():
+            whose = _whose(_looks(column), holders)
+            # One row for each user or item says nothing about whose the dates are.
+            own = whose.picks is not None and len(whose.picks) < table.height
+            left[name] = f"dates of {whose.owner}" if own else TIMES
+            continue
         try:
             feature = _feature(column, holders, wanted.get(name), insist=insist)
         except HomebodyError as error:
@@ -324,7 +276,7 @@ def describe(
         item_features=items,
         item_names=None if items is None else names_of_items(items.table, population.item_ids),
         contexts=None if contexts is None else contexts.rows(order),
-        notes=(*population.notes, *_notes(path, features, left), *refused),
+        notes=(*population.notes, *_proposal(path, left, with_times), *_notes(path, features, left), *refused),
     )
 
 
@@ -418,15 +370,25 @@ def _fractions(values: pl.Series) -> bool:
     return number.null_count() == values.null_count() and bool((number != number.round()).any())
 
 
-def _notes(path: Path, features: Mapping[str, _Feature], left: Mapping[str, str]) -> Iterable[str]:
+def _proposal(path: Origin, left: Mapping[str, str], with_times: bool) -> Iterable[str]:
+    likely = [name for name, why in left.items() if why == TIMES]
+    if likely and not with_times:
+        yield (
+            f"{path.name} has no times of interactions that were found by name, but {listed(likely[:3])} "
+            f"{'looks' if len(likely) == 1 else 'look'} like times: {option(path, 'time_col', likely[0])} takes "
+            f"{'it' if len(likely) == 1 else 'the first'} for them."
+        )
+
+
+def _notes(path: Origin, features: Mapping[str, _Feature], left: Mapping[str, str]) -> Iterable[str]:
     taken: dict[Owner, list[str]] = {owner: [] for owner in get_args(Owner)}
     for name, each in features.items():
         taken[each.whose.owner].append(f"{name} as {each.kind}")
     if features:
         parts = "; ".join(f"of {owner} {', '.join(names)}" for owner, names in taken.items() if names)
         yield (
-            f"{path.name}: took for features {parts} (--feature-cols NAMES takes others, or none, and "
-            "--kind COLUMN=KIND takes one otherwise)."
+            f"{path.name}: took for features {parts} ({features_option(path)} takes others, or none, and "
+            f"{kind_option(path)} takes one otherwise)."
         )
     for name, feature in features.items():
         if feature.whose.tied:
@@ -440,4 +402,4 @@ def _notes(path: Path, features: Mapping[str, _Feature], left: Mapping[str, str]
     if left:
         why = ", ".join(f"{name} ({reason})" for name, reason in left.items())
         them = "it" if len(left) == 1 else "them"
-        yield f"{path.name}: left out {why}; --feature-cols NAMES takes {them} all the same."
+        yield f"{path.name}: left out {why}; {features_option(path)} takes {them} all the same."

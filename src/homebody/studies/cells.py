@@ -178,7 +178,8 @@ def _own_files(recipe: Recipe) -> dict[str, bytes]:
     """Hashes of the user's own files that a recipe names: a changed file makes another cell."""
     named = {name: getattr(recipe, name) for name in ("data", "user_features", "item_features", "impressions")}
     named.update({f"view {name}": file for name, file in (recipe.views or {}).items()})
-    return {name: sha256(Path(file)).encode() for name, file in named.items() if file and Path(file).is_file()}
+    files = {name: Path(file.removeprefix("sqlite:///")) for name, file in named.items() if file}
+    return {name: sha256(file).encode() for name, file in files.items() if file.is_file()}
 
 
 def code_version(recipe: Recipe | None = None) -> str:

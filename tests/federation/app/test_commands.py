@@ -106,11 +106,11 @@ def test_the_ledger_of_an_app_shows_what_it_saw(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("user,x\nann,nan\n", "'x' of .* must hold no NaN and nothing infinite, but row 1 has 'nan'"),
-        ("user,x,y\n1,0.5,1\n2,1\n3,1,2\n", "row 2 has 2 cells, and the header has 3"),
+        ("user,x,y\n1,0.5,1\n2,1\n3,1,2\n", "has 2 cells, and the header has 3"),
         ("x,y\n1,2\n1,3\n", "several rows about the user '1'"),
         ("user,x\nann,1\nbob,-inf\n", "row 2 has '-inf'"),
         ("user,x\nann,1\nann,2\n", "several rows about the user 'ann'"),
-        ("user,x\nann,1,2\n", "cannot be read as a table: row 1 has 3 cells, and the header has 2"),
+        ("user,x\nann,1,2\n", "has 3 cells, and the header has 2: correct it."),
         ("user\nann\n", "only the column 'user'"),
         ("user,x\nann,\n", "no value in any column but 'user'"),
         ("user,x\n", "no rows below its header"),

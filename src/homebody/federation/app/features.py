@@ -8,7 +8,7 @@ import polars as pl
 
 from homebody.data.attach import Say, id_column
 from homebody.data.columns import FileColumn, unmark_all
-from homebody.data.table import even_table
+from homebody.data.readers import raw_table
 from homebody.errors import HomebodyError
 
 __all__ = ["read_features"]
@@ -20,7 +20,7 @@ def read_features(path: Path, say: Say | None = None) -> dict[str, dict[str, str
     The id is in a column of a usual name, such as user or id, otherwise in the first, which is said. An empty cell is
     no feature.
     """
-    table = even_table(path)
+    table = raw_table(path)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so it describes nobody.")
     say = say or (lambda message: None)

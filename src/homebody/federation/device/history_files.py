@@ -13,7 +13,8 @@ import polars as pl
 
 from homebody.data.attach import impression_columns
 from homebody.data.columns import FileColumn, listed, mark, unmark_all
-from homebody.data.table import choose_columns, raw_table
+from homebody.data.readers import raw_table
+from homebody.data.roles import choose_columns
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import TIME_LIMIT
 from homebody.files import replacing

@@ -21,7 +21,7 @@ from homebody.data.codes import Code
 from homebody.data.columns import FileColumn, known_kinds, listed, usual
 from homebody.data.encode import Encoded, encode
 from homebody.data.population import Features
-from homebody.data.table import USUAL_NAMES
+from homebody.data.roles import USUAL_NAMES
 from homebody.data.views import NAME
 from homebody.data.vocabularies import parse
 from homebody.database import Conflict, Database, connect
