@@ -133,7 +133,7 @@ def test_info_of_features_filters_and_impressions(files: Path) -> None:
     ]
     assert found["activity"] == [{"least": 1, "most": 1, "users": 0}, {"least": 2, "most": 4, "users": 3}]
     assert found["impressions"] == {"impressions": 0, "users": 0, "shown": 0, "clicked": 0}
-    assert len(found["notes"]) == 7
+    assert len(found["notes"]) == 8
     assert found["notes"][-1].startswith("The filters min_rating=2, core=2 kept 3 of 5 users")
     text = printed(*options)
     assert max(map(len, text.splitlines())) <= 80

@@ -51,7 +51,7 @@ def test_info_says_whose_every_column_is(folder: Path) -> None:
         "item_features": ["colour"],
         "contexts": ["hour"],
     }
-    assert found["notes"][0].startswith("all.csv: took for features of users group as categorical, likes as categ")
+    assert found["notes"][1].startswith("all.csv: took for features of users group as categorical, likes as categ")
     fewer = printed("data", "info", str(folder / "all.csv"), "--feature-cols", "hour", "--kind", "hour=numeric")
     assert [fewer[side] for side in sides[:2]] == [[], []]
     assert [(one["name"], one["kind"]) for one in fewer["contexts"]] == [("hour", "numeric")]

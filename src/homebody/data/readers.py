@@ -20,7 +20,7 @@ import polars as pl
 
 from homebody.data.delimited import opened, read_text
 from homebody.data.frames import Frame, as_polars, is_frame
-from homebody.data.origins import FRAME, Layout, Named, Origin, Table, option
+from homebody.data.origins import FRAME, Layout, Named, Origin, Reading, option
 from homebody.errors import HomebodyError
 
 __all__ = ["FILE_ENDINGS", "SCHEMES", "Source", "origin_of", "raw_table", "read"]
@@ -63,7 +63,7 @@ def origin_of(source: Source, what: str = "") -> Origin:
     return Path(text)
 
 
-def read(source: Source, choose: Choose | None = None, layout: Layout | None = None, what: str = "") -> Table:
+def read(source: Source, choose: Choose | None = None, layout: Layout | None = None, what: str = "") -> Reading:
     """The columns of a source as they stand, those of text files as texts or whole numbers; `choose` picks from their
     names, otherwise all. What must be said of how it was read comes with them.
 
@@ -76,9 +76,9 @@ def read(source: Source, choose: Choose | None = None, layout: Layout | None = N
         return _file(origin, choose, layout)
     if not isinstance(source, str | Path):
         table = as_polars(source, str(origin))
-        return Table(table if choose is None else table.select(_distinct(choose(table.columns))), [])
+        return Reading(table if choose is None else table.select(_distinct(choose(table.columns))), [])
     table = _query(origin, layout)
-    return Table(table if choose is None else table.select(_distinct(choose(table.columns))), [])
+    return Reading(table if choose is None else table.select(_distinct(choose(table.columns))), [])
 
 
 def raw_table(path: Path, choose: Choose | None = None) -> pl.DataFrame:
@@ -90,7 +90,7 @@ def _distinct(names: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _file(path: Path, choose: Choose | None, layout: Layout) -> Table:
+def _file(path: Path, choose: Choose | None, layout: Layout) -> Reading:
     form = _format(path)
     if layout.query is not None:
         raise HomebodyError(f"{option(path, 'query')} asks a database, and {path} is a file: leave it out.")
@@ -104,7 +104,7 @@ def _file(path: Path, choose: Choose | None, layout: Layout) -> Table:
     with _failures_named(path):
         if form == "parquet":
             names = list(pl.read_parquet_schema(path))
-            return Table(pl.read_parquet(path, columns=None if choose is None else _distinct(choose(names))), [])
+            return Reading(pl.read_parquet(path, columns=None if choose is None else _distinct(choose(names))), [])
         notes: list[str] = []
         if form == "excel":
             table = _sheet(path, layout, notes)
@@ -112,7 +112,7 @@ def _file(path: Path, choose: Choose | None, layout: Layout) -> Table:
             table = pl.read_ipc(path)
         else:
             table = _objects(path, form)
-    return Table(table if choose is None else table.select(_distinct(choose(table.columns))), notes)
+    return Reading(table if choose is None else table.select(_distinct(choose(table.columns))), notes)
 
 
 def _format(path: Path) -> Format:

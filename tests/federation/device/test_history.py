@@ -113,7 +113,7 @@ def test_columns_of_other_names_and_cells_that_hold_nothing(home: Home, file: Pa
         Interaction("dubliners", 1704088800.25, None),
         Interaction("emma", 1704153600, 5.0),
     ]
-    home.history.import_file(file, "bob", user_col="", item_col="book", rating_col="")
+    home.history.import_file(file, "bob", user_col="", time_col="", rating_col="")
     assert home.history.of("bob")[0] == Interaction("emma", None, None)
 
 
@@ -150,7 +150,7 @@ LONG = "x" * 1001
         ("item,time\nemma,1\n,2\n", "item column 'item' .* row 2 has nothing"),
         (f"item\nemma\n{LONG}\n", "one line of 1 to 1,000 characters in every row, but row 2"),
         ('item\nemma\n"a\nb"\n', "one line of 1 to 1,000 characters in every row, but row 2"),
-        ("item,time\nemma\nulysses,1,2,3\n", "cannot be read as a table"),
+        ("item,time\nemma\nulysses,1,2,3\n", "Line 2 of .* has 1 cell, and the header has 2: correct it"),
     ],
 )
 def test_a_bad_file_is_refused_whole(home: Home, file: Path, text: str, said: str) -> None:
