@@ -101,3 +101,48 @@ def test_scores_are_refused_where_none_is_a_number() -> None:
     assert len(list(sound([block(torch.empty(0, 3))]))) == 1  # where nobody is asked, nothing went wrong
     with pytest.raises(Diverged, match="No score of anybody is a number"):
         list(sound([block(nothing), block(nothing)]))
+
+
+@pytest.mark.parametrize("split", ["leave-one-out", "ratio:test=0.3,valid=0.1", "cold-items"])
+def test_references_are_what_their_own_runs_get(split: str, tmp_path: Path) -> None:
+    recipe = Recipe(
+        "fedials", "synthetic:users=60,items=50,mean=12", rounds=1, split=split, negatives=10, slices=["-12"]
+    )
+    found = execute(recipe, tmp_path)
+    popular = execute(replace(recipe, method="popularity"), tmp_path)
+    assert found["references"]["popularity"] == popular["metrics"]
+    assert found["references"].keys() == {"popularity", "chance"}
+    assert found["references"]["chance"].keys() == popular["metrics"].keys()
+    many = [execute(replace(recipe, method="random", seed=seed), tmp_path)["metrics"]["hr@5"] for seed in range(3)]
+    # 180 draws of a rate p: 4 standard errors, and chance differs a little from seed to seed where questions do.
+    assert found["references"]["chance"]["hr@5"] == pytest.approx(sum(many) / 3, abs=4 * (0.25 / 150) ** 0.5)
+
+
+def test_how_many_items_there_were_to_be_ranked_against(tmp_path: Path) -> None:
+    recipe = Recipe("popularity", "synthetic:users=60,items=50,mean=12")
+    found = execute(recipe, tmp_path)
+    assert found["negatives"]["asked"] == 99
+    assert found["negatives"]["short"] == found["negatives"]["questions"] == 60
+    assert found["negatives"]["least"] < found["negatives"]["median"] < 50
+    assert any("had fewer than 99 items to be ranked against" in said for said in found["cautions"])
+    enough = execute(replace(recipe, data="synthetic:users=60,items=200,mean=12", negatives=5), tmp_path)
+    assert enough["negatives"]["short"] == 0
+    assert enough["cautions"] == []
+
+
+def test_fewer_rounds_than_usual_are_said(tmp_path: Path) -> None:
+    recipe = Recipe("fedials", "synthetic:users=60,items=200,mean=12", rounds=2, negatives=5)
+    assert execute(recipe, tmp_path)["cautions"] == ["Fewer rounds than by default: fedials 2 of 5."]
+    usual = execute(replace(recipe, rounds=None), tmp_path)
+    assert (usual["planned_rounds"], usual["default_rounds"], usual["cautions"]) == (5, 5, [])
+
+
+def test_a_private_run_below_popularity_says_so(tmp_path: Path) -> None:
+    stages = ["clip:norm=0.001", "secure-sum", "gaussian:z=100"]
+    recipe = Recipe("fedmf", "synthetic:users=60,items=80,mean=14", rounds=1, negatives=20, fields={"factors": 4})
+    private = execute(replace(recipe, stages=stages), tmp_path)
+    assert private["metrics"]["ndcg@10"] < private["references"]["popularity"]["ndcg@10"]
+    (said,) = [said for said in private["cautions"] if said.startswith("Below popularity: NDCG@10 of fedmf is 0.")]
+    assert "--calibrate" in said
+    # Without noise nothing was given up for privacy, and the figures stand beside one another.
+    assert not any("Below" in said for said in execute(recipe, tmp_path)["cautions"])

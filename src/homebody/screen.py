@@ -90,6 +90,8 @@ def put(console: Console, drawn: Table) -> None:
         console.print(drawn)
     elif not console.is_terminal:
         before, console.width = console.width, ROOM
+        for column in drawn.columns:
+            column.overflow = "ellipsis"  # there is room: no word needs to break
         _fitted(drawn, 0)
         console.print(drawn)
         console.width = before

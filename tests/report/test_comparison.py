@@ -12,7 +12,15 @@ import torch
 
 from homebody.core import Evaluated
 from homebody.report import RunFolder
-from homebody.report.comparison import holm, paired_p, summarise_runs
+from homebody.report.comparison import (
+    cautions,
+    comparison_columns,
+    holm,
+    legend,
+    paired_p,
+    reference_rows,
+    summarise_runs,
+)
 from homebody.report.words import behind_proxy
 
 
@@ -145,3 +153,53 @@ def test_an_epsilon_that_counts_on_a_shuffle_has_a_footnote(tmp_path: Path) -> N
     assert summarise_runs([plain, through])["notes"] == ["a note", f"ε of bits {said} 5,000"]
     assert summarise_runs([through, far])["notes"][1] == f"ε of bits, Far {said} 5,000 (bits), 700 (Far)"
     assert behind_proxy([through, {**bits, **reports(50.0, sealed_bytes=9)}]) == [f"ε of bits {said} 50 to 5,000"]
+
+
+def private(name: str, ndcg: float, **changes: Any) -> dict[str, Any]:
+    references = {"popularity": {"ndcg@10": 0.2}, "chance": {"ndcg@10": 0.05}}
+    epsilon = {"server": "inf", "public": 8.0}
+    return {"method": name, "metrics": {"ndcg@10": ndcg}, "epsilon": epsilon, "references": references, **changes}
+
+
+def test_cautions_name_what_is_below_popularity() -> None:
+    assert cautions([private("fedmf", 0.25)]) == []
+    (said,) = cautions([private("fedmf", 0.25), private("file.py:Mine", 0.1)])
+    assert said.startswith("Below popularity: NDCG@10 of Mine is 0.1000, that of one list for everyone 0.2000. To try:")
+    assert cautions([private("fedmf", 0.1, epsilon={"server": "inf"})]) == []
+
+
+def test_records_of_earlier_versions_have_no_cautions() -> None:
+    assert cautions([{"method": "fedmf", "metrics": {"ndcg@10": 0.1}, "epsilon": {"server": 1.0}}]) == []
+    assert cautions([{"method": "fedmf", "metrics": {}, "epsilon": {"server": 1.0}}]) == []
+
+
+def test_one_sentence_says_who_had_fewer_rounds() -> None:
+    few = [private(name, 0.3, planned_rounds=rounds, default_rounds=100) for name, rounds in (("a", 5), ("b", 100))]
+    few.append(private("c", 0.3, planned_rounds=1, default_rounds=5))
+    assert cautions(few) == ["Fewer rounds than by default: a 5 of 100, c 1 of 5."]
+
+
+def test_references_stand_below_the_methods_unless_they_are_among_them(tmp_path: Path) -> None:
+    references = {"popularity": {"ndcg@10": 0.2}, "chance": {"ndcg@10": 0.05}}
+    results = [
+        {**run(tmp_path, name, seed, [0, 2, 4]), "references": references}
+        for name in ("popularity", "fedmf")
+        for seed in (0, 1)
+    ]
+    comparison = summarise_runs(results)
+    assert comparison["references"]["chance"]["ndcg@10"] == {"mean": 0.05, "sd": 0.0}
+    (row,) = reference_rows(comparison)
+    assert (row["name"], row["reference"]) == ("chance", True)
+    texts = {column.heading: column.text(row) for column in comparison_columns(("server", "public"))}
+    assert texts["NDCG@10"] == "0.0500 ± 0.0000"
+    assert {texts[heading] for heading in ("p", "ε, server", "KB up", "seconds")} == {""}
+    old = summarise_runs([{**result, "references": None} for result in results])
+    assert reference_rows(old) == []
+
+
+def test_a_bounded_epsilon_is_put_in_words_once() -> None:
+    comparison = {"meaning": "m", "test": "t", "epsilon_delta": 1e-5, "methods": [private("a", 0.3), private("b", 0.3)]}
+    (said,) = [line for line in legend(comparison) if line.startswith("what ε allows")]
+    assert "a against public, b against public: odds × 2,981, finds 99.97 %;" in said
+    open_ = [private("a", 0.3, epsilon={"server": "inf"})]
+    assert not any("what ε allows" in line for line in legend({**comparison, "methods": open_}))

@@ -157,6 +157,11 @@ def board() -> dict[str, Any]:
         ],
         "skipped": [{"name": "news", "reason": "needs impressions, which this data lacks"}],
         "legend": ["what it means"],
+        "cautions": ["Fewer rounds than by default: private 3 of 100."],
+        "references": {
+            "popularity": {"hr@10": {"mean": 0.35, "sd": 0.0}, "ndcg@10": {"mean": 0.95, "sd": 0.0}},
+            "chance": {"hr@10": {"mean": 0.1, "sd": 0.0}, "ndcg@10": {"mean": 0.045, "sd": 0.0}},
+        },
         "made": MADE,
     }
 
@@ -250,6 +255,8 @@ class TestMarkdown:
         assert "| best | ∞ | ∞ | 56.4 | 1.0 | 12.3 |" in text
         assert "| 0.031 | ∞ | 2.45 |" in text
         assert "- news: needs impressions, which this data lacks" in text
+        assert "| popularity | reference | 0.3500 ± 0.0000 | 0.9500 ± 0.0000 |" in text
+        assert "- Fewer rounds than by default: private 3 of 100." in text
 
 
 class TestPage:
@@ -288,6 +295,17 @@ class TestPage:
         assert page.tags.count("figure") == page.tags.count("figcaption") == 2
         assert text.count('role="img" aria-label="') == 2 + 1, "the charts and the picture"
         assert "the band reaches from the lowest to the highest seed" in text
+
+    def test_references_stand_below_the_methods_and_are_never_best(self) -> None:
+        page = Page(leaderboard_page(board()))
+        names = [row[0] for row in page.rows if row]
+        assert [name.replace("\xa0", "") for name in names[-2:]] == ["popularityreference", "chancereference"]
+        chance = page.rows[-1]
+        assert chance[1:3] == ["0.1000 ± 0.0000", "0.0450 ± 0.0000"]
+        assert set(chance[5:]) == {""}
+        text = leaderboard_page(board())
+        assert not re.search(r"class=best>0\.9500", text)
+        assert "Fewer rounds than by default: private 3 of 100." in text
 
     def test_equals_to_the_digits_shown_are_both_best(self) -> None:
         result = board()

@@ -38,6 +38,7 @@ from homebody.report import RunFolder
 from homebody.report.statement import PARTICIPANTS, SELECTION, SHOWN, SIMULATED, lines_of, releases_of, statement
 from homebody.report.statement_page import print_statement, statement_page, write_statement
 from homebody.report.terminal import print_run
+from homebody.report.words import NOT_COVERED
 from homebody.run import Watcher, execute
 
 DATA = "synthetic:users=30,items=20,mean=8"
@@ -432,6 +433,31 @@ class TestFiles:
         assert "script" not in shown.tags
         assert not re.search(r"(?:https?:)?//\w", page)
         assert not re.search(r"\b(?:src|href)=\"(?!data:,)", page)
+
+    def test_what_epsilon_means_is_said_for_each_observer(self, noised: Path) -> None:
+        found = of(noised)
+        row = rows(found)["public", "user"]
+        assert row["odds"] == pytest.approx(math.exp(row["epsilon"]))
+        bound = min(math.exp(row["epsilon"]) * 0.01 + 1e-5, 1 - math.exp(-row["epsilon"]) * (1 - 1e-5 - 0.01))
+        assert row["found_at_1_percent"] == pytest.approx(bound)
+        assert rows(found)["server", "user"]["odds"] == "inf"
+        assert found["not_covered"] == list(NOT_COVERED)
+        out = StringIO()
+        print_statement(found, Console(file=out, width=80))
+        for shown in (Text(statement_page(found)).text, out.getvalue()):
+            assert "server: ε = ∞: nothing bounds what an observer learns about one person" in shown
+            assert row["allows"] in shown
+            assert all(text in shown for text in NOT_COVERED)
+
+    def test_a_statement_of_an_earlier_version_has_no_words_for_it(self, noised: Path) -> None:
+        found = of(noised)
+        for row in found["certified"]:
+            del row["allows"]
+        del found["not_covered"]
+        assert "What ε means" not in statement_page(found)
+        out = StringIO()
+        print_statement(found, Console(file=out, width=80))
+        assert "What ε means" not in out.getvalue()
 
     def test_names_and_reasons_are_escaped(self, tmp_path: Path) -> None:
         bad = "<img src=x onerror=alert(1)>"

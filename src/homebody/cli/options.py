@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from typer import Argument, Option, echo
 
@@ -16,7 +18,7 @@ from homebody import settings
 from homebody.errors import HomebodyError
 from homebody.recipe import Recipe, parse_fields
 from homebody.report.listing import LATEST, RUNS, named_run
-from homebody.screen import plain, put, refuse, say, table
+from homebody.screen import plain, put, refuse, say, table, wrapped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -217,7 +219,7 @@ def answer(result: Mapping[str, Any], as_json: bool, *shown: str | Callable[[], 
         echo(json.dumps(result))
         return
     for part in shown:
-        echo(part) if isinstance(part, str) else part()
+        echo(_on_screen(part, sys.stdout)) if isinstance(part, str) else part()
 
 
 def show(*parts: str | Table) -> None:
@@ -251,7 +253,12 @@ def made_key(public: Path, give: str, as_json: bool) -> None:
 
 def warn(text: str) -> None:
     """Print a warning to the error stream, whatever else is printed."""
-    echo(f"homebody: {plain(text)}", err=True)
+    echo(_on_screen(f"homebody: {plain(text)}", sys.stderr), err=True)
+
+
+def _on_screen(text: str, stream: TextIO) -> str:
+    """A text broken at words where a terminal shows it."""
+    return wrapped(text, get_terminal_size().columns) if stream.isatty() else text
 
 
 def _number(text: str) -> int | float | str:

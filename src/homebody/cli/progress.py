@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from homebody.cli.data import fetching
 from homebody.errors import several
+from homebody.screen import say
 
 if TYPE_CHECKING:
     from homebody.progress import Round
@@ -69,7 +70,7 @@ class Bar:
             self.say(line)
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        say(self.console, text)
 
     def stop(self) -> None:
         if self.bar.live.is_started:
