@@ -21,7 +21,7 @@ from homebody.notebook.fitting import announce_fewer
 from homebody.notebook.plots import Plot
 from homebody.notebook.progress import ProgressLine, watching
 from homebody.recipe import Recipe
-from homebody.report.comparison import METRICS, comparison_columns, legend, summarise_runs
+from homebody.report.comparison import METRICS, comparison_columns, legend, reference_rows, summarise_runs
 from homebody.report.svg import DotPanel, DotRow, dot_chart
 from homebody.report.words import metric_name
 from homebody.run import InMemory, finish
@@ -108,7 +108,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         columns = comparison_columns(list(self.details["methods"][0]["epsilon"]))
-        rows = [(_name(row), *(column.cell(row) for column in columns)) for row in self.details["methods"]]
+        methods = [(_name(row), row) for row in self.details["methods"]]
+        methods += [(f"{row['name']} (reference)", row) for row in reference_rows(self.details)]
+        rows = [(name, *(column.text(row) for column in columns)) for name, row in methods]
         headings = ("method", *(column.heading for column in columns))
         return html(self._title(), headings, rows, self.remarks, most=len(rows))
 
