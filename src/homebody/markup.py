@@ -42,7 +42,7 @@ def html(
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and not re.fullmatch(r"[-+−–∞\d.,%e ]*", value)
+    return isinstance(value, str) and not re.fullmatch(r"[-+−±–<∞\d.,%e ]*", value)
 
 
 def _cell(value: object) -> str:

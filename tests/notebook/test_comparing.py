@@ -67,7 +67,7 @@ class TestCompare:
         assert "\n" not in repr(found)
         assert "popularity" in str(found)
         html = found._repr_html_()
-        assert html.count("<tr>") == 3
+        assert html.count("<tr>") == 4  # with chance, a reference
         assert "<th>NDCG@10</th>" in html
         assert "popularity 0." in found.plot().svg
         with pytest.raises(hb.HomebodyError, match="There is no metric 'hr@99'"):
