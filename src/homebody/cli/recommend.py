@@ -35,17 +35,32 @@ def recommend(
             "run's ledger charges the views. With --user or --clicks, for fl-mv-dssm."
         ),
     ] = None,
+    everyone: Annotated[
+        bool, Option("--all", help="Rank for all of the run's people, and write the lists to the file of --out.")
+    ] = False,
+    out: Annotated[
+        Path | None, Option(help="With --all: the file to write, .parquet or .csv, a row for each person and item.")
+    ] = None,
     k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Recommend new items to a person, ranked as their own device would; also to someone who was not in training.
 
-    Example: homebody recommend RUN --clicks 260,1196,1210 --feature age=25 --feature gender=F
+    Examples: homebody recommend RUN --clicks 260,1196,1210 --feature age=25 --feature gender=F;
+    homebody recommend RUN --all -k 20 --out lists.parquet
     """
     from homebody.run import trust_folder
     from homebody.suggest import recommend_for, recommend_to, recommend_to_view
 
+    if everyone or out is not None:
+        alone = {"--user": user, "--clicks": clicks, "--feature": feature, "--ratings": ratings, "--to-view": to_view}
+        if extra := next((name for name, value in alone.items() if value is not None), None):
+            raise HomebodyError(f"--all and --out are for everybody at once: leave out {extra}.")
+        if not everyone or out is None:
+            raise HomebodyError("The lists of everybody go into a file: give --all and --out lists.parquet together.")
+        _everyone(run, out, k, options.pairs(now, "--now"), trust_code=trust_code, as_json=as_json)
+        return
     if (user is None) == (clicks is None):
         raise HomebodyError(
             "Give the person: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."
@@ -78,6 +93,25 @@ def recommend(
     rows = ((row["item"], row["name"], row["score"]) for row in best.items)
     shown = [options.ranking(title, rows)] if best.items else []
     options.answer(answer, as_json, lambda: options.show(*shown, *best.notes))
+
+
+def _everyone(run: Path, out: Path, k: int, now: dict[str, str], *, trust_code: bool, as_json: bool) -> None:
+    """Write everybody's list into a file, whole or not at all."""
+    from homebody.notebook import fitted
+    from homebody.notebook.tables import check_frame_file, write_frame
+    from homebody.run import trust_folder
+
+    check_frame_file(out)
+    if trust_code:
+        trust_folder(run, options.warn)
+    model = fitted.open(run)
+    lists = model.recommend("all", k, now=now)
+    write_frame(lists, out)
+    people = lists["user"].n_unique()
+    answer = {"out": str(out), "people": people, "rows": lists.height, "k": k, "now": now}
+    options.answer(
+        answer, as_json, lambda: options.show(f"{several(people, 'list')}, {several(lists.height, 'row')}: {out}")
+    )
 
 
 def _listed(text: str) -> list[str]:

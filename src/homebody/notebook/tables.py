@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ import polars as pl
 
 from homebody.core import Users
 from homebody.data import Population
+from homebody.errors import HomebodyError
+from homebody.files import insisting, replacing
 from homebody.simulation.rankings import Ranking
 
-__all__ = ["history_frame", "item_frame", "ranking_frame", "users_of"]
+__all__ = ["check_frame_file", "history_frame", "item_frame", "ranking_frame", "users_of", "write_frame"]
 
 Longs = npt.NDArray[np.int64]
 
@@ -101,6 +105,28 @@ def history_frame(lines: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     kinds = {name: pl.Float64 for name in columns if name in floats or "/" in name or name in metrics}
     columns["loss"] = [_number(value) for value in columns["loss"]]
     return pl.DataFrame(columns, schema_overrides=kinds)
+
+
+FORMATS = (".parquet", ".csv")
+
+
+def check_frame_file(path: Path) -> None:
+    """Refuse a name that says no format a frame is written in, before anything is worked out."""
+    if path.suffix.lower() not in FORMATS:
+        raise HomebodyError(f"A table is written as Parquet or CSV: end the name in .parquet or .csv, not {path.name}.")
+    if path.is_dir():
+        raise HomebodyError(f"{path} is a folder: give the name of a file.")
+
+
+def write_frame(frame: pl.DataFrame, path: Path) -> None:
+    """Write a frame into a file that only its owner reads, whole or not at all."""
+    check_frame_file(path)
+    content = io.BytesIO()  # polars has errors of its own for a full disk
+    (frame.write_csv if path.suffix.lower() == ".csv" else frame.write_parquet)(content)
+    with insisting(f"{path} cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content.getbuffer())
 
 
 def _number(value: Any) -> float | None:
