@@ -17,9 +17,9 @@ from homebody.errors import HomebodyError, several
 from homebody.markup import html
 from homebody.notebook.asking import MethodSettings, Named, data_of, loaded, method_of, population_in, recipe_of
 from homebody.notebook.fitted import Fitted
-from homebody.notebook.fitting import announce_fewer
 from homebody.notebook.plots import Plot
 from homebody.notebook.progress import ProgressLine, watching
+from homebody.notebook.wording import in_python, python_errors
 from homebody.recipe import Recipe
 from homebody.report.comparison import METRICS, comparison_columns, legend, reference_rows, summarise_runs
 from homebody.report.svg import DotPanel, DotRow, dot_chart
@@ -61,7 +61,7 @@ class Comparison:
         for name in _metrics(rows):
             spread = [row["metrics"].get(name, {}) for row in rows]
             figures |= {name: [each.get("mean") for each in spread], f"{name} sd": [each.get("sd") for each in spread]}
-        figures["p"] = [row["p_against_best"] for row in rows]
+        figures["p"] = [row.get("p_against_best") for row in rows]
         for who in rows[0]["epsilon"]:
             figures[f"epsilon/{who}"] = [float(row["epsilon"][who]) for row in rows]
         figures |= {name: [row[name] for row in rows] for name in ("rounds", "bytes_up", "bytes_down", "seconds")}
@@ -73,7 +73,7 @@ class Comparison:
         """What the columns mean, and what a reader must know besides."""
         skipped = [f"not in the table: {each['name']}: {each['reason']}" for each in self.details.get("skipped", [])]
         said = self.details["legend"] if "legend" in self.details else [*legend(self.details), *self.details["notes"]]
-        return [*self.details.get("cautions", []), *said, *skipped]
+        return [in_python(line) for line in (*self.details.get("cautions", []), *said, *skipped)]
 
     def plot(self, metric: str = "ndcg@10") -> Plot:
         """Each method's mean as a dot, with the deviation over seeds."""
@@ -122,6 +122,7 @@ class ComparedMethod(NamedTuple):
     method: MethodSettings | Fitted
 
 
+@python_errors
 def compare(
     methods: Iterable[Named | Fitted] | Mapping[str, Named | Fitted],
     data: Any = None,
@@ -170,6 +171,7 @@ def compare(
         return Comparison(summarise_runs(results))
 
 
+@python_errors
 def leaderboard(
     data: Any,
     *,
@@ -261,7 +263,6 @@ def _read(data: Any, method: MethodSettings, settings: Mapping[str, Any], line: 
 
 
 def _run(recipe: Recipe, data: InMemory, folder: Path, line: ProgressLine, label: str) -> dict[str, Any]:
-    announce_fewer(recipe, line)
     with watching(label, line, recipe.selects()) as watcher:
         done = finish(recipe, folder, watcher, data=data)
     return {**done.result}

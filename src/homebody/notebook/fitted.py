@@ -23,6 +23,7 @@ from homebody.markup import html
 from homebody.notebook.keeping import write_model
 from homebody.notebook.plots import Plot, history_plot
 from homebody.notebook.tables import history_frame, item_frame, ranking_frame, users_of
+from homebody.notebook.wording import in_python, python_errors
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
 from homebody.reference import Reference, Score
@@ -272,14 +273,28 @@ class Fitted:
 
     def _repr_html_(self) -> str:
         measured, result = self.metrics, self._done.result
-        rows = [(words.metric_name(name), f"{measured[name]:.4f}") for name in SHOWN if name in measured]
-        rows += [(f"ε, {who}", words.epsilon(value)) for who, value in self.epsilon.items()]
-        rows += [("rounds", f"{result['rounds']}, chosen {result['chosen_round']}")]
-        rows += [("KB up, a client and round", words.kilobytes(result["bytes_up"]))]
-        said = [*([self.stopped] if self.stopped else []), result["meaning"], *result["notes"]]
-        return html(self._title(), ("", "test"), rows, said)
+        beside = {
+            who: known for who, known in (result.get("references") or {}).items() if who != self._done.recipe.method
+        }
+        rows: list[tuple[str, ...]] = [
+            (
+                words.metric_name(name),
+                f"{measured[name]:.4f}",
+                *(f"{known[name]:.4f}" if name in known else "" for known in beside.values()),
+            )
+            for name in SHOWN
+            if name in measured
+        ]
+        rest = [(f"ε, {who}", words.epsilon(value)) for who, value in self.epsilon.items()]
+        rest += [("rounds", f"{result['rounds']}, chosen {result['chosen_round']}")]
+        rest += [("KB up, a client and round", words.kilobytes(result["bytes_up"]))]
+        rows += [(*row, *[""] * len(beside)) for row in rest]
+        said = [*result.get("cautions", []), *([self.stopped] if self.stopped else [])]
+        said = [*map(in_python, said), result["meaning"], *result["notes"]]
+        return html(self._title(), ("", "test", *beside), rows, said)
 
 
+@python_errors
 def open(path: str | Path, *, trust_code: bool = False) -> Fitted:  # noqa: A001  # hb.open, as in other packages
     """A model that was saved, or that of a finished run.
 

@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from homebody.errors import HomebodyError, several
+from homebody.errors import HomebodyError
 from homebody.methods import find
 from homebody.notebook.asking import Named, data_of, loaded, method_of, recipe_of
 from homebody.notebook.fitted import Fitted
 from homebody.notebook.progress import ProgressLine, watching
+from homebody.notebook.wording import in_python, python_errors
 from homebody.privacy import Budget
-from homebody.recipe import Recipe
 from homebody.reference import Reference
 from homebody.run import finish
 
-__all__ = ["announce_fewer", "fit"]
+__all__ = ["fit"]
 
 
+@python_errors
 def fit(
     method: Named,
     data: Any,
@@ -73,20 +74,14 @@ def fit(
                 "budget."
             )
         given = loaded(recipe, given, watcher)
-    announce_fewer(recipe, line)
     temporary = None if out is not None else Path(tempfile.mkdtemp(prefix="homebody-"))
     try:
         with watching(f"{recipe.short_method} on {recipe.data}", line, recipe.selects()) as watcher:
-            return Fitted(finish(recipe, temporary or Path(str(out)), watcher, data=given), temporary=temporary)
+            done = finish(recipe, temporary or Path(str(out)), watcher, data=given)
+        for caution in done.result.get("cautions", []):
+            line.say(in_python(caution))
+        return Fitted(done, temporary=temporary)
     except BaseException:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def announce_fewer(recipe: Recipe, line: ProgressLine) -> None:
-    """Say before training that a method is given fewer rounds than it usually takes."""
-    usual = find(recipe.method).about.rounds
-    if recipe.rounds is not None and recipe.rounds < usual:
-        rounds = several(recipe.rounds, "round")
-        line.say(f"{recipe.short_method} trains {rounds} here, fewer than its default of {usual:,}.")
