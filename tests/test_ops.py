@@ -606,3 +606,13 @@ def test_without_torchs_own_parts_the_answers_are_the_same(monkeypatch: pytest.M
     quick = shuffles()
     monkeypatch.setattr(ops, "functorch", None)
     assert torch.equal(shuffles(), quick)
+
+
+def test_a_dropout_mask_is_that_of_the_stream_s_bits_alone_or_for_many() -> None:
+    keys = Rng.of(1).fold(torch.arange(5)).key
+    many = vmap(lambda key: ops.dropout_mask(Rng(key), 0.3, 4, 2, 7))(keys)
+    for key, mask in zip(keys, many, strict=True):
+        parts = (Rng(key).bits(4, 4)[..., None] >> (16 * torch.arange(4))) & 0xFFFF
+        kept = parts.flatten(1)[:, :14] >= round(0.3 * 65536)
+        torch.testing.assert_close(mask, kept.view(4, 2, 7) / 0.7)
+        assert torch.equal(mask, ops.dropout_mask(Rng(key), 0.3, 4, 2, 7))

@@ -18,6 +18,7 @@ __all__ = [
     "add_scaled",
     "count_pairs",
     "draw_negatives",
+    "drop",
     "in_order",
     "integers",
     "label",
@@ -339,6 +340,20 @@ def toss(lower, upper, keys, value, bias, out):
             chance = 0.5 + 0.5 * bias * np.float64(value[row, position])
             wanted = min(max(chance * 4503599627370496.0, 2.0), 4503599627370494.0)  # never certain
             out[row, position] = np.float64(bits) < wanted
+
+
+@parallel(over=lambda keys, least, kept, out: out.shape[0] * out.shape[1])
+def drop(lower, upper, keys, least, kept, out):
+    """Each place `kept` where its 16 bits of what `Rng.bits` gives reach `least`, otherwise 0."""
+    count, width = out.shape[1], out.shape[2]
+    words = (width + 3) // 4
+    for both in range(lower, upper):
+        stream, row = both // count, both % count
+        for word in range(words):
+            bits = mix(np.uint64(keys[stream]) + np.uint64(row * words + word + 1) * GOLDEN)
+            for place in range(4 * word, min(4 * word + 4, width)):
+                out[stream, row, place] = kept if bits & np.uint64(0xFFFF) >= least else np.float32(0.0)
+                bits >>= np.uint64(16)
 
 
 @parallel(over=lambda index, value, table: (table.shape[1] + 15) // 16)

@@ -33,6 +33,7 @@ else:
 __all__ = [
     "add_rows",
     "coalesced",
+    "dropout_mask",
     "for_cohort",
     "labelled",
     "logistic",
@@ -170,6 +171,28 @@ def negatives(rng: Rng, data: Data, count: int) -> Tensor:
     [1, 3]
     """
     return _negatives(rng.next_key(), data.excluded, data.catalogue.n_items, count)
+
+
+@for_cohort
+def _kept(keys: Tensor, rate: float, count: int, width: int) -> Tensor:
+    least, kept = round(rate * 65536), 1.0 / (1.0 - rate)
+    if keys.device.type == "cpu":
+        out = torch.empty(len(keys), count, width)
+        kernels.drop(*_arrays(keys), np.uint64(least), np.float32(kept), out.numpy())
+        return out
+    words = -(-width // 4)
+    bits = mix(keys[:, None] + torch.arange(1, count * words + 1, device=keys.device) * GOLDEN)
+    parts = (bits[..., None] >> (16 * torch.arange(4, device=keys.device))) & 0xFFFF
+    return (parts.view(len(keys), count, 4 * words)[..., :width] >= least) * kept
+
+
+def dropout_mask(rng: Rng, rate: float, count: int, *shape: int) -> Tensor:
+    """(count, *shape): 0 with probability `rate`, otherwise 1 / (1 - rate). Four of them come from one random number.
+
+    >>> dropout_mask(Rng.of(0), 0.2, 500, 8, 5).mean().round(decimals=1).item()
+    1.0
+    """
+    return _kept(rng.next_key(), rate, count, math.prod(shape)).reshape(count, *shape)
 
 
 @for_cohort

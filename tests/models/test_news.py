@@ -23,13 +23,13 @@ from homebody.models.news import (
     NewsById,
     NewsEncoder,
     NRMSUser,
-    dropout_mask,
     encode_many,
     filled,
     item_numbers,
     looked_up,
     principal_axes,
 )
+from homebody.ops import dropout_mask
 from homebody.rng import Rng
 
 N, D, E, QUERY, HEADS = 7, 12, 8, 5, 3

@@ -29,6 +29,7 @@ from homebody.core import Catalogue, Column, Tree
 from homebody.errors import HomebodyError
 from homebody.models.minilm import HEADS, LAYERS, WIDTH, through_layers, whole
 from homebody.models.networks import glorot
+from homebody.ops import dropout_mask
 from homebody.rng import Rng
 
 __all__ = [
@@ -43,7 +44,6 @@ __all__ = [
     "NewsById",
     "NewsEncoder",
     "UserEncoder",
-    "dropout_mask",
     "encode_many",
     "filled",
     "item_numbers",
@@ -131,20 +131,6 @@ def convolved(x: Tensor, weight: Tensor, offset: Tensor) -> Tensor:
     wide = torch.cat([ends, x, ends], -2)
     length = x.shape[-2]
     return torch.cat([wide[..., place : place + length, :] for place in range(WINDOW)], -1) @ weight + offset
-
-
-def dropout_mask(rng: Rng, rate: float, count: int, *shape: int) -> Tensor:
-    """(count, *shape): 0 with probability `rate`, otherwise 1 / (1 - rate). Four of them come from one random number.
-
-    >>> dropout_mask(Rng.of(0), 0.2, 500, 8, 5).mean().round(decimals=1).item()
-    1.0
-    """
-    row = 1
-    for size in shape:
-        row *= size
-    bits = rng.bits(count, -(-row // 4))
-    parts = (bits[..., None] >> (16 * torch.arange(4, device=bits.device))) & 0xFFFF
-    return (parts.flatten(1)[:, :row] >= round(rate * 65536)).reshape(count, *shape) / (1.0 - rate)
 
 
 def text_column(catalogue: Catalogue, name: str, encoder: str) -> Column:
