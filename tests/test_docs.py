@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = ROOT / "docs" / "examples" / "biased_mf.py"
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
+PRIVACY_NOTEBOOK = ROOT / "docs" / "privacy-engineer.ipynb"
+NOTEBOOKS = [NOTEBOOK, PRIVACY_NOTEBOOK]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -251,15 +253,37 @@ class TestNotebook:
         stored = _printed(nbformat.read(NOTEBOOK, as_version=4))
         assert _words(_execute(tmp_path)) == _words(stored)
 
-    def test_it_names_no_machine(self) -> None:
-        text = NOTEBOOK.read_text(encoding="utf-8")
+    @pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+    def test_it_names_no_machine(self, path: Path) -> None:
+        text = path.read_text(encoding="utf-8")
         assert not re.search(r"/(home|root|tmp|work|Users)/", text)
         assert '"output_type": "error"' not in text
 
 
-def _execute(folder: Path) -> str:
-    """Run the notebook in this environment's own kernel; what it printed."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+class TestPrivacyNotebook:
+    def test_it_is_short_and_imports_homebody_alone(self) -> None:
+        cells = nbformat.read(PRIVACY_NOTEBOOK, as_version=4).cells
+        assert len(cells) <= 12
+        code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+        imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert [ast.unparse(node) for node in imports] == ["import homebody as hb"]
+
+    @pytest.mark.processes
+    def test_it_runs_and_prints_what_it_is_stored_with(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("HOMEBODY_DATA", raising=False)
+        printed = _execute(tmp_path, PRIVACY_NOTEBOOK)
+        assert _words(printed) == _words(_printed(nbformat.read(PRIVACY_NOTEBOOK, as_version=4)))
+        bounds = re.findall(r"(\w+): ε at least (\S+), certified (\S+)", printed)
+        assert [who for who, *_ in bounds] == ["server", "clients"]
+        assert all(0 < float(least) <= float(certified) <= 2 for _, least, certified in bounds)
+        ours, popular = map(float, re.findall(r"HR@10 (\S+), popularity (\S+);", printed)[0])
+        assert ours > popular
+        assert {path.name for path in (tmp_path / "statement").iterdir()} == {"statement.json", "statement.html"}
+
+
+def _execute(folder: Path, path: Path = NOTEBOOK) -> str:
+    """Run a notebook in this environment's own kernel; what it printed."""
+    notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": str(folder)}})
     with warnings.catch_warnings():
         # The notebook is under test, not the libraries that run it.
@@ -278,13 +302,14 @@ class TestLinks:
     def test_internal_links_lead_somewhere(self, page: Path) -> None:
         _check_links(page, prose(page))
 
-    def test_the_notebooks_links_do_too(self) -> None:
-        cells = nbformat.read(NOTEBOOK, as_version=4).cells
-        _check_links(NOTEBOOK, "\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
+    @pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+    def test_the_notebooks_links_do_too(self, path: Path) -> None:
+        cells = nbformat.read(path, as_version=4).cells
+        _check_links(path, "\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
 
     def test_every_page_is_in_the_index(self) -> None:
         index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-        pages = {path.name for path in (*(ROOT / "docs").glob("*.md"), NOTEBOOK)} - {"index.md"}
+        pages = {path.name for path in (*(ROOT / "docs").glob("*.md"), *NOTEBOOKS)} - {"index.md"}
         assert {name for name in pages if f"({name})" not in index} == set()
 
 
