@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from homebody.notebook.fitted import Fitted as Fitted
     from homebody.notebook.fitted import open as open  # noqa: A004
     from homebody.notebook.fitting import fit as fit
+    from homebody.notebook.tuning import Tuned as Tuned
+    from homebody.notebook.tuning import tune as tune
     from homebody.privacy import Budget as Budget
     from homebody.privacy import Channel as Channel
     from homebody.privacy import Clip as Clip
@@ -111,6 +113,7 @@ _NAMES = {
     "homebody.notebook.comparing": "Comparison compare leaderboard",
     "homebody.notebook.fitted": "Fitted open",
     "homebody.notebook.fitting": "fit",
+    "homebody.notebook.tuning": "Tuned tune",
     "homebody.privacy": "Budget Channel Clip Gaussian Laplace Ledger OneBit SecureSum Shuffle Skellam",
     "homebody.reference": "Reference",
     "homebody.simulation": "Simulator",

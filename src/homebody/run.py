@@ -150,10 +150,11 @@ def finish(
             raise
 
 
-def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) -> Result:
+def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False, data: InMemory | None = None) -> Result:
     """Continue a run that was interrupted, and return its result. A complete run is not run again.
 
     trust_code: allow a recipe whose method is a file to run that file; otherwise such a run is refused.
+    data: what is learnt from, instead of what the recipe names.
     """
     folder = RunFolder.open(path)
     if trust_code:
@@ -164,14 +165,14 @@ def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) ->
             Ledger(folder.ledger_path).close()  # refuses a chain that is broken
             return folder.result()
         recipe = Recipe.from_toml(folder.recipe_text())
-        method, split = prepare(recipe, watcher)
+        method, split = prepare(recipe, watcher, data)
         now = run_notes.environment(recipe, method, split)
         if (path / "environment.json").exists():
             _insist_on_same(folder, now)
         else:  # killed before it was written
             folder.write_json("environment.json", now)
         folder.check_rounds()
-        return _run(recipe, method, split, folder, now, watcher).result
+        return _run(recipe, method, split, folder, now, watcher, data if isinstance(data, Simulator) else None).result
 
 
 def keep(done: Finished, path: Path, *, people: bool = False) -> None:

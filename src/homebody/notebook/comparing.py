@@ -28,7 +28,7 @@ from homebody.run import InMemory, finish
 from homebody.settings import check_counts
 from homebody.studies.leaderboard import fitting, table_of
 
-__all__ = ["Comparison", "compare", "leaderboard"]
+__all__ = ["Comparison", "compare", "leaderboard", "records"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,7 +147,7 @@ def compare(
     check_counts(seeds=seeds)
     entries = _labelled(methods)
     line = ProgressLine(quiet=quiet)
-    with _folder(out) as folder:
+    with records(out) as folder:
         results = [_as(entry.label, entry.method.result) for entry in entries if isinstance(entry.method, Fitted)]
         _refuse_unlike([entry.method for entry in entries if isinstance(entry.method, Fitted)])
         todo = [(entry.label, entry.method) for entry in entries if isinstance(entry.method, MethodSettings)]
@@ -199,7 +199,7 @@ def leaderboard(
     known = {method.name: method for method in named.values()}
     chosen = [known.get(name) or method_of(name) for name in entrants.some()]
     results: list[dict[str, Any]] = []
-    with _folder(out) as folder:
+    with records(out) as folder:
         for method in chosen:
             for seed in range(seeds):
                 number = len(results) + 1
@@ -273,7 +273,7 @@ def _as(label: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _folder(out: str | Path | None) -> Iterator[Path]:
+def records(out: str | Path | None) -> Iterator[Path]:
     """Where the records go: a folder that goes too, unless one is named."""
     if out is not None:
         yield Path(out)

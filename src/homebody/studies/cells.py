@@ -23,7 +23,7 @@ from homebody.methods import code_of, find
 from homebody.progress import Round
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
-from homebody.run import QUIET, Watcher, execute, resume
+from homebody.run import QUIET, InMemory, Watcher, execute, resume
 from homebody.run_notes import PACKAGE, code_fingerprint
 from homebody.settings import check_counts
 from homebody.studies import probes as looking
@@ -71,12 +71,14 @@ def run_cells(
     keep_state: bool = True,
     probes: Sequence[Sequence[str]] = (),
     more: Callable[[], Recipe | None] | None = None,
+    data: InMemory | None = None,
 ) -> list[dict[str, Any]]:
     """Run the recipes and return their results in order; cells that `root` holds already are not run again.
 
     jobs: processes; with 1 the cells run in this one. say: receives each sentence about the data once.
     watch: receives progress. If it returns True, the cell stops, and its result is {"cut_short": True}.
     more: called when a process has nothing to do; returns another recipe, or None if there is none now.
+    data: what is learnt from, instead of what the recipes name, with jobs=1; `root` is for this data alone.
     on_error: "keep" returns {"error": sentence, …} for a cell that failed, in place of its result.
     keep_state: False removes the models of finished cells, which are large; their figures stay.
     probes: for each recipe, the probes to take before its model is removed; see `homebody.studies.probes`.
@@ -85,7 +87,7 @@ def run_cells(
     with insisting(f"No run can be written below {root}"):
         private_folder(root)
     with RunFolder(root).alone():
-        cells = _Cells(root, watch or _ignore, cache(say or _ignore), on_error, keep_state, more or _nothing)
+        cells = _Cells(root, watch or _ignore, cache(say or _ignore), on_error, keep_state, more or _nothing, data)
         return cells.run(recipes, probes, jobs)
 
 
@@ -102,6 +104,7 @@ def run_cell(
     *,
     keep_state: bool = True,
     probes: Sequence[str] = (),
+    data: InMemory | None = None,
 ) -> dict[str, Any]:
     """Finish the cell in this folder: start it, continue it, or return its result if it is finished.
 
@@ -112,10 +115,10 @@ def run_cell(
         raise Diverged(RunFolder(path).read_json("error.json")["error"])
     try:
         if (path / "recipe.toml").exists():
-            result = resume(path, watcher)
+            result = resume(path, watcher, data=data)
         else:
             shutil.rmtree(path, ignore_errors=True)  # killed before it began
-            result = execute(recipe, path.parent, watcher, name=path.name)
+            result = execute(recipe, path.parent, watcher, name=path.name, data=data)
     except Stopped:
         if not keep_state:
             _drop_state(path)
@@ -216,6 +219,7 @@ class _Cells:
     on_error: Literal["raise", "keep"]
     keep_state: bool
     more: Callable[[], Recipe | None]
+    data: InMemory | None
 
     def __post_init__(self) -> None:
         self.recipes: list[Recipe] = []
@@ -271,7 +275,7 @@ class _Cells:
             looked=lambda done, steps: self._progress(key, done, steps),
         )
         try:
-            result = run_cell(recipe, path, watcher, keep_state=self.keep_state, probes=probes)
+            result = run_cell(recipe, path, watcher, keep_state=self.keep_state, probes=probes, data=self.data)
         except Stopped:
             self._finish(key, {"cut_short": True})
         except HomebodyError as error:

@@ -28,7 +28,7 @@ from homebody.files import insisting, private_folder
 from homebody.methods import find
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
-from homebody.run import Watcher, prepare
+from homebody.run import InMemory, Watcher, prepare
 from homebody.settings import check_counts, params
 from homebody.studies.adaptive import adaptive, has_optuna, insist_on_optuna
 from homebody.studies.cells import CellProgress, cell_key, code_version, commit, count_done, run_cells
@@ -52,6 +52,8 @@ class Search:
     trials: int = 8
     seeds: int = 1
     strategy: Strategy = "even"
+    mark: str = ""
+    """A fingerprint of the data, if they are in memory and the recipe only names them."""
 
     @property
     def name(self) -> str:
@@ -59,6 +61,8 @@ class Search:
         asked = {"recipe": self.recipe.to_toml(), "space": _texts(self.space), "seeds": self.seeds}
         if self.strategy != "even":
             asked["strategy"] = self.strategy
+        if self.mark:
+            asked["data"] = self.mark
         short = (self.recipe.short_method, Path(self.recipe.data).stem)
         readable = "-".join(re.sub(r"[^\w.-]+", "_", part)[:40] for part in short)
         return f"tune-{readable}-{fingerprint({'study': json.dumps(asked).encode()})[:12]}"
@@ -156,8 +160,12 @@ def tune(
     jobs: int = 1,
     watch: Callable[[CellProgress, dict[str, Any]], None] | None = None,
     watcher: Watcher | None = None,
+    data: InMemory | None = None,
 ) -> dict[str, Any]:
-    """Run the trials that are not done yet and return the record; `watch` receives it as it grows."""
+    """Run the trials that are not done yet and return the record; `watch` receives it as it grows.
+
+    data: what is learnt from, instead of what the recipe names; the search's `mark` tells it from other data.
+    """
     _check(search)
     check_counts(jobs=jobs)
     watcher = watcher or Watcher()
@@ -165,7 +173,7 @@ def tune(
     settings = [search.first()] if search.strategy == "adaptive" else search.settings()
     recipes = [recipe for setting in settings for recipe in search.recipes(setting)]
     if count_done(recipes, path / "trials") < len(recipes):
-        prepare(recipes[0], watcher)
+        prepare(recipes[0], watcher, data)
     if (possible := search.possible()) < search.trials:
         watcher.say(f"There are only {possible} different settings to try.")
     with insisting(f"No search can be written below {out}"):
@@ -183,6 +191,7 @@ def tune(
             on_error="keep",
             keep_state=False,
             more=study.more,
+            data=data,
         )
         record = study.written(complete=True)
         best = record["best"]
