@@ -67,7 +67,7 @@ class TestAdaptive:
         assert sorted(asked[1:]) == [2, 4]
         assert asked[0] == 16
 
-    def test_a_trial_is_ended_when_it_is_below_the_median(self, tmp_path: Path) -> None:
+    def test_a_trial_is_ended_when_it_is_below_the_lowest_quarter(self, tmp_path: Path) -> None:
         space: Space = {"x": Range(0.0, 1.0)}
         with adaptive(tmp_path, "toy", {"x": 0.5}, space, 99, seed=0, metric="m", larger=True) as search:
 

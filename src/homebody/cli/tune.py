@@ -94,7 +94,7 @@ def _print(record: dict[str, Any]) -> None:
     options.show(
         table,
         *([f"the best {TOP} of {len(done)} are shown"] if len(done) > TOP else []),
-        *([f"{several(pruned, 'trial')} ended early, below the median at the same round"] if pruned else []),
+        *([f"{several(pruned, 'trial')} ended early, in the lowest quarter at the same round"] if pruned else []),
         *([f"{len(failed)} failed; trial {failed[0]['trial']}: {failed[0]['error']}"] if failed else []),
         f"chosen on validation{over}: trial {best['trial']}"
         + (" (the defaults)" if best["trial"] == 0 and not spec["recipe"]["fields"] else ""),

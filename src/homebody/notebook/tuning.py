@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from homebody.core import Method
+from homebody.data.splits import Split
 from homebody.errors import HomebodyError, several
 from homebody.markup import html
 from homebody.methods import find
@@ -39,7 +40,7 @@ class Tuned:
     >>> few = hb.load("synthetic:users=80,items=40,mean=8")
     >>> found = hb.tune("fedials", few, trials=3, rounds=2, strategy="even", quiet=True)
     >>> found
-    <Tuned: fedials on synthetic:users=80,items=40,mean=8, 3 trials; best valid/ndcg@10 ...: confidence=...>
+    <Tuned: fedials on synthetic:users=80,items=40,mean=8, 3 trials; best valid/ndcg@10 ...: factors=...>
     >>> hb.fit(found.best, few, rounds=2, quiet=True).method == found.best
     True
     """
@@ -171,14 +172,14 @@ def fingerprint_of(data: InMemory) -> str:
     (False, False)
     """
     split = data.split if isinstance(data, Simulator) else data
-    population = getattr(split, "population", split)
+    population = split.population if isinstance(split, Split) else split
     arrays = {name: getattr(population, name) for name in ("indptr", "items", "times", "ratings")}
     parts = {name: np.ascontiguousarray(array).data for name, array in arrays.items() if array is not None}
     for name in ("user_features", "item_features", "contexts"):
         if (features := getattr(population, name)) is not None:
             features.table.write_ipc(content := io.BytesIO())
             parts[name] = content.getbuffer()
-    if split is not population:
+    if isinstance(split, Split):
         about = (split.way, split.protocol, split.how, split.seed, split.negatives)
         parts |= {name: np.ascontiguousarray(getattr(split, name)).data for name in ("rows", "bounds", "learn")}
         parts["about"] = memoryview(repr(about).encode())

@@ -252,13 +252,13 @@ def _drawn(
     """The settings that promise most, given the trials so far.
 
     Optuna's sampler would learn nothing from trials that were ended early or diverged, and come back to where they
-    are. Here they count: see `_expected`.
+    are. Here they count: see `_levelled`.
     """
     import optuna
     from optuna.trial import TrialState
 
     known = [trial for trial in before if trial.params.keys() == space.keys()]
-    values = _expected(direction, known)
+    values = _levelled(direction, known)
     seen = optuna.create_study(direction=direction)
     for trial in known:
         if trial.state == TrialState.RUNNING:
@@ -271,23 +271,19 @@ def _drawn(
     return sampler.sample_relative(seen, seen._storage.get_trial(number), space)
 
 
-def _expected(direction: StudyDirection, known: Sequence[FrozenTrial]) -> dict[int, float]:
-    """A value for each trial that is over. One that was ended early would have gained what the finished ones gained
-    from there, in the median; one that diverged counts as the worst of all."""
+def _levelled(direction: StudyDirection, known: Sequence[FrozenTrial]) -> dict[int, float]:
+    """A value for each trial that is over; those below the median, ended early or diverged count as the median.
+
+    How bad the bad ones are does not matter, and would hide from the model the small differences among the good ones.
+    """
     from optuna.study import StudyDirection
     from optuna.trial import TrialState
 
-    finished = {trial.number: trial for trial in known if trial.state == TrialState.COMPLETE}
-    values = {number: trial.value for number, trial in finished.items() if trial.value is not None}
-    ended = [trial for trial in known if trial.state == TrialState.PRUNED]
-    for trial in ended:
-        if DIVERGED not in trial.user_attrs and trial.value is not None:
-            step = trial.last_step
-            gains = [
-                values[number] - other.intermediate_values[step]
-                for number, other in finished.items()
-                if step in other.intermediate_values
-            ]
-            values[trial.number] = trial.value + (statistics.median(gains) if gains else 0.0)
-    worst = max(values.values()) if direction == StudyDirection.MINIMIZE else min(values.values())
-    return {**{trial.number: worst for trial in ended}, **values}
+    done = TrialState.COMPLETE
+    sign = -1.0 if direction == StudyDirection.MINIMIZE else 1.0
+    over = [trial for trial in known if trial.state != TrialState.RUNNING]
+    finished = {trial.number: sign * trial.value for trial in over if trial.value is not None and trial.state == done}
+    worst = min(finished.values())
+    values = {trial.number: finished.get(trial.number, worst) for trial in over}
+    middle = statistics.median(values.values())
+    return {number: sign * max(value, middle) for number, value in values.items()}

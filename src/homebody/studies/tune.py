@@ -107,7 +107,7 @@ def strategy_of(asked: str | None) -> Strategy:
     return cast(Strategy, asked)
 
 
-class Plan(Protocol):
+class Chooser(Protocol):
     """What chooses the settings of trials."""
 
     prunes: bool
@@ -202,7 +202,7 @@ def tune(
         return {**record, "study": str(path)}
 
 
-def _plan(search: Search, settings: Sequence[dict[str, Any]], path: Path) -> contextlib.AbstractContextManager[Plan]:
+def _plan(search: Search, settings: Sequence[dict[str, Any]], path: Path) -> contextlib.AbstractContextManager[Chooser]:
     if search.strategy == "even":
         return contextlib.nullcontext(Even(settings))
     return adaptive(
@@ -242,7 +242,7 @@ class _Study:
     """A search under way: which cell is whose run, and what is known of each trial."""
 
     search: Search
-    plan: Plan
+    plan: Chooser
     folder: RunFolder
     watch: Callable[[CellProgress, dict[str, Any]], None] | None
     trials: list[_Trial] = field(default_factory=list)
