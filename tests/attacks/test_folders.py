@@ -373,7 +373,7 @@ class TestCodeFromAFolder:
 
         group = "homebody.methods"
         known = EntryPoints([EntryPoint("theirs", "homebody.methods.fedmf:FedMF", group)])
-        monkeypatch.setattr("homebody.methods.entry_points", lambda **asked: known.select(**asked))
+        monkeypatch.setattr("homebody.methods.packages.entry_points", lambda **asked: known.select(**asked))
         assert find("theirs").__name__ == "FedMF"
         with pytest.raises(HomebodyError, match="There is no method 'other'"):
             find("other")

@@ -59,6 +59,10 @@ def init(
         Option(help="The signer.pub of whoever signs the roster of devices: no other devices are believed in a sum."),
     ] = None,
     fewest: Annotated[int, client_roster.FEWEST_OPTION] = FEWEST,
+    allow_method: Annotated[
+        list[str] | None,
+        Option(help="A method of an installed package that the server may name; repeat. Others come with Homebody."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Create a device: its folder, its keys and its empty store."""
@@ -92,6 +96,7 @@ def init(
         limits=_limits(limits),
         fewest=fewest,
         roster_key="" if roster_key is None else client_roster.signer_key(roster_key),
+        methods=list(dict.fromkeys(allow_method or [])),
         furnish=furnish,
     ).close()
     key, report_key = folder / "device.pub", folder / "reports.pub"
@@ -289,6 +294,46 @@ def limits(
             home.configure(limits=_limits(settings))
         current = home.settings.limits
     options.answer(current, as_json, "\n".join(f"{name}: {value:g}" for name, value in current.items()))
+
+
+@app.command()
+def methods(
+    folder: Dir,
+    allow: Annotated[
+        list[str] | None, Option("--allow", help="A method of a package that the server may name from now on; repeat.")
+    ] = None,
+    forbid: Annotated[list[str] | None, Option("--forbid", help="One that it may name no longer; repeat.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show or set which methods of installed packages a server may name. Code never travels: install the package here.
+
+    Methods that come with Homebody need no permission.
+    """
+    from homebody.methods import METHODS
+    from homebody.methods.packages import packaged, packaged_methods
+
+    for name in allow or []:
+        if name in METHODS:
+            raise HomebodyError(f"{name} comes with Homebody, so every device runs it: leave out --allow {name}.")
+    with _home(folder) as home:
+        allowed = list(home.settings.methods)
+        for name in forbid or []:
+            if name not in allowed:
+                raise HomebodyError(f"'{name}' is not allowed here, so it cannot be forbidden.")
+            allowed.remove(name)
+        if allow or forbid:
+            allowed = list(home.configure(methods=list(dict.fromkeys([*allowed, *(allow or [])]))).methods)
+    found = {name: packaged(name) for name in dict.fromkeys([*allowed, *packaged_methods()])}
+    rows = [
+        {"name": name, "allowed": name in allowed, "installed": None if one is None else one._asdict()}
+        for name, one in found.items()
+    ]
+    lines = (
+        f"{name}: {'allowed' if name in allowed else 'not allowed'}, {one or 'not installed on this machine'}"
+        for name, one in found.items()
+    )
+    none = "No method of a package is allowed or installed; those that come with Homebody need no permission."
+    options.answer({"methods": rows}, as_json, "\n".join(lines) or none)
 
 
 app.command()(client_roster.roster)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from typer import Argument
 
 from homebody.cli import options
+from homebody.errors import HomebodyError
 
 __all__ = ["methods"]
 
@@ -17,10 +18,13 @@ def methods(
 ) -> None:
     """List methods and references; with NAME what one is, its paper, and the fields that --set takes."""
     from homebody.methods import METHODS, trust
+    from homebody.methods.packages import packaged_methods
 
     if name:
         trust(name)
     described = [_describe(method) for method in ([name] if name else METHODS)]
+    if not name:
+        described += [_described_package(method) for method in packaged_methods() if method not in METHODS]
     shown = (lambda: _print_one(described[0])) if name else (lambda: _print_all(described))
     options.answer({"methods": described}, as_json, shown)
 
@@ -32,11 +36,14 @@ def _print_all(described: list[dict[str, Any]]) -> None:
     console = Console()
     names = max(len(entry["name"]) for entry in described)
     room = console.width - names - 6
-    for kind in ("federated", "centralised"):
+    for kind in ("federated", "centralised", "cannot be used"):
+        if not any(entry["kind"] == kind for entry in described):
+            continue
         table = options.table([kind.ljust(names), "what it is"], tight=True)
         for entry in described:
             if entry["kind"] == kind:
-                table.add_row(entry["name"], _in_short(entry["title"], room))
+                brought = f"{entry['package']}: " if "package" in entry else ""
+                table.add_row(entry["name"], _in_short(f"{brought}{entry['title']}", room))
         options.show(table)
     options.show("`homebody methods NAME` has more; `path/to/file.py:Class` runs your own.")
 
@@ -55,6 +62,7 @@ def _in_short(title: str, room: int) -> str:
 def _print_one(entry: dict[str, Any]) -> None:
     lines = [f"{entry['name']} ({entry['kind']}): {entry['title']}"]
     lines += [entry["paper"]] if entry["paper"] else []
+    lines += [f"from the package {entry['package']}, code {entry['code']}"] if "package" in entry else []
     lines += [f"rounds by default: {entry['default_rounds']}"] if entry["default_rounds"] else []
     if entry["channel"]:
         stages = " ".join(f"--stage {text}" for text in entry["channel"])
@@ -74,9 +82,18 @@ def _print_one(entry: dict[str, Any]) -> None:
         options.show(table, f"search: where `homebody tune` looks, {declared}.")
 
 
+def _described_package(name: str) -> dict[str, Any]:
+    """A method of an installed package; the error, if its package is broken."""
+    try:
+        return _describe(name)
+    except HomebodyError as error:
+        return {"name": name, "kind": "cannot be used", "title": str(error)}
+
+
 def _describe(name: str) -> dict[str, Any]:
     from homebody.core import Method
-    from homebody.methods import find, own_channel
+    from homebody.methods import METHODS, find, own_channel
+    from homebody.methods.packages import packaged
     from homebody.privacy.specs import stage_texts
     from homebody.settings import params
     from homebody.studies.space import search_space, space_text
@@ -84,6 +101,7 @@ def _describe(name: str) -> dict[str, Any]:
     method = find(name)
     space, declared = search_space(method)
     federated = issubclass(method, Method)
+    package = None if name in METHODS else packaged(name)
     return {
         "name": name,
         "kind": "federated" if federated else "centralised",
@@ -91,6 +109,7 @@ def _describe(name: str) -> dict[str, Any]:
         "paper": method.about.paper,
         "default_rounds": method.about.rounds,
         "channel": stage_texts(own_channel(name)),
+        **({} if package is None else {"package": f"{package.package} {package.version}", "code": package.fingerprint}),
         "search_declared": declared,
         "fields": [
             {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from types import GenericAlias
@@ -13,7 +13,7 @@ from typing import Any, get_origin, get_type_hints
 import torch
 
 from homebody.core import Cohort, Method, Tree
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError
 from homebody.evaluation.metrics import METRICS
 from homebody.federation import LONGEST, MOST_INTERACTIONS, wire
 from homebody.federation.epoch import BadEpoch, Epoch
@@ -21,6 +21,7 @@ from homebody.federation.secure_sum.helped import HelpedTerms, HelperEpoch
 from homebody.federation.secure_sum.messages import EXCHANGES, Exchange, Terms
 from homebody.federation.service.text import one_line
 from homebody.methods import METHODS, build
+from homebody.methods.packages import PackagedMethod, packaged
 from homebody.privacy import Channel, Charge
 from homebody.rng import Rng
 
@@ -47,6 +48,7 @@ MOST_OF_A_NAME = 900
 MOST_NEGATIVES = 100_000
 MOST_CUTOFFS = 100
 MOST_STAGES = 16
+LONGEST_CODE = 300
 _NOT_COMMON = frozenset({"first", "people", "epoch", "keep", "sum"})
 """Fields of a letter that are for one device only, or not about the work."""
 
@@ -142,6 +144,8 @@ class Task:
     """How many interactions of a person count, the latest ones: the device's estimate of the work relies on it."""
     features: str = ""
     """The digest of the feature schema; empty: the method uses no features."""
+    code: str = ""
+    """The package, version and fingerprint of a method that does not come with Homebody (`PackagedMethod.code`)."""
     epoch: Epoch | None = None
     """The epoch whose key reports are sealed to, if they go through a proxy."""
     sum: SumTask | None = None
@@ -151,10 +155,15 @@ class Task:
     people: list[int] = field(default_factory=list)
     shared: str = ""
     """The digest of the shared parameters."""
+    allowed: Collection[str] = field(default=(), compare=False)
+    """The methods of packages that this device allows; no letter holds them."""
 
     @classmethod
-    def read(cls, header: Mapping[str, Any]) -> Task:
-        """The task of a letter's header, with every field checked; unknown names are ignored."""
+    def read(cls, header: Mapping[str, Any], allowed: Collection[str] = ()) -> Task:
+        """The task of a letter's header, with every field checked; unknown names are ignored.
+
+        allowed: the methods that may run here beside those of Homebody, if they are installed.
+        """
         values: dict[str, Any] = {}
         for name, (kind, required) in _KINDS.items():
             if name not in header and not required:
@@ -174,7 +183,7 @@ class Task:
                 raise wire.Malformed("The letter's epoch is about another letter.")
         if (said := values.get("sum")) is not None:
             values["sum"] = SumTask.read(said)
-        task = cls(**values)
+        task = cls(**values, allowed=allowed)
         task._check()
         return task
 
@@ -198,7 +207,7 @@ class Task:
         for name in (self.run, self.release) if self.do != "hello" else (self.run,):  # a greeting is of no round
             _check_name(name)
         right = all(type(stage) is str for stage in self.stages) and len(self.stages) <= MOST_STAGES
-        if not right or len(self.cutoffs) > MOST_CUTOFFS:
+        if not right or len(self.cutoffs) > MOST_CUTOFFS or len(self.code) > LONGEST_CODE:
             raise wire.Malformed("The letter's stages or cut-offs are not as they should be.")
         if self.do not in DO:
             raise wire.Malformed("The letter asks for something that this client does not know: update it.")
@@ -215,6 +224,8 @@ class Task:
             "features": not self.features,
             "epoch": self.epoch is None,
             "sum": self.sum is None,
+            "code": not self.code,
+            "allowed": True,
             **dict.fromkeys(("first", "people", "shared"), not self.shared),  # a greeting is to everyone
         }
         values = {spec.name: getattr(self, spec.name) for spec in fields(self) if not left_out.get(spec.name)}
@@ -239,12 +250,13 @@ class Task:
     @cached_property
     def acting(self) -> Method:
         """The method of this letter's phase, by this device's own code."""
-        return acting(self.described(), self.phase)
+        return acting(self.described(), self.phase, self.allowed)
 
     def described(self) -> dict[str, Any]:
         """The fields that say how to compute. They are stored with the model, to rank without a network."""
         names = ("run", "method", "fields", "stages", "seed", "protocol", "held_out", "negatives", "cutoffs")
-        unusual = [name for name, usual in (("features", ""), ("longest", LONGEST)) if getattr(self, name) != usual]
+        usual = {"features": "", "longest": LONGEST, "code": ""}
+        unusual = [name for name, value in usual.items() if getattr(self, name) != value]
         return {name: getattr(self, name) for name in (*names, "measures", "clients_key", "first", *unusual)}
 
     @cached_property
@@ -267,7 +279,7 @@ def json_kinds(owner: type) -> dict[str, Any]:
 def _kinds() -> dict[str, tuple[Any, bool]]:
     """The type of each field in a header, as JSON has it, and whether it must be there."""
     kinds = {**json_kinds(Task), "epoch": dict | None, "sum": dict | None}
-    del kinds["largest"]  # devices do not use it
+    del kinds["largest"], kinds["allowed"]  # devices do not use the one, and letters do not hold the other
     given = {spec.name for spec in fields(Task) if spec.default is MISSING and spec.default_factory is MISSING}
     return {name: (kind, name in given) for name, kind in kinds.items()}
 
@@ -287,16 +299,17 @@ def asks(header: Mapping[str, Any]) -> str:
     return wire.digest(json.dumps(common, sort_keys=True).encode())
 
 
-def acting(described: Mapping[str, Any], phase: str) -> Method:
-    """The method that a description names, in one of its phases; only methods that are installed here.
+def acting(described: Mapping[str, Any], phase: str, allowed: Collection[str] = ()) -> Method:
+    """The method that a description names, in one of its phases: one that comes with Homebody, or one of an installed
+    package that is allowed here.
 
     Word vectors come with the shared parameters: a device fetches none, and reads no file that a server names.
     """
     name = described["method"]
     if ":" in name or "/" in name or "." in name:
-        raise HomebodyError(f"A server may name methods that come with Homebody, not '{name[:60]}'.")
-    if name not in METHODS:  # nor one of another package that is installed here
-        raise unknown_name("method", name[:60], METHODS)
+        raise HomebodyError(f"A server may name methods that come with Homebody, or with a package, not '{name[:60]}'.")
+    if name not in METHODS:
+        _refuse_foreign(name[:60], described.get("code", ""), allowed)
     built = build(name, described["fields"], described["stages"])
     if hasattr(built, "words"):
         built = replace(built, words="random")  # type: ignore[type-var]
@@ -306,6 +319,25 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
     method = (current.method if current else None) or built
     wire.refuse_unfit(method, proxied=True, helped=True)  # whether there is one is for the device to say
     return method
+
+
+def _refuse_foreign(name: str, code: str, allowed: Collection[str]) -> None:
+    """Refuse a method of a package unless it is allowed and installed here, with the code that the server has. Its
+    package is imported by none of this."""
+    theirs = PackagedMethod.of_code(name, code) if code else None
+    brings = f" {theirs.package} {theirs.version}" if theirs else ""
+    if name not in allowed:
+        raise HomebodyError(
+            f"There is no method '{name}' in this device's Homebody, and it allows none of that name: install the "
+            f"package{brings} that brings it, and give homebody client methods DIR --allow {name}."
+        )
+    here = packaged(name)
+    if here is None:
+        raise HomebodyError(f"This device allows the method '{name}', but its package{brings} is not installed here.")
+    if theirs is not None and theirs.fingerprint != here.fingerprint:
+        raise HomebodyError(
+            f"The server has the method '{name}' of {theirs}, and this device that of {here}: install the same package."
+        )
 
 
 def _check_name(text: str) -> None:

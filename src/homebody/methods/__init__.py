@@ -12,12 +12,12 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from homebody.core import Method
 from homebody.errors import HomebodyError, refuse_unknown, unknown_name
+from homebody.methods.packages import entry_point, packaged_methods
 from homebody.privacy import Channel
 from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.reference import Reference
@@ -70,7 +70,6 @@ METHODS: dict[str, str] = {
 SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")
 
 
-GROUP = "homebody.methods"
 _TRUSTED: dict[Path, str] = {}
 """Files whose code may run in this process, each with the SHA-256 of its content when it was named."""
 
@@ -98,11 +97,11 @@ def find(name: str) -> type[Method] | type[Reference]:
         return getattr(importlib.import_module(module), attribute)
     if place := _place(name):
         return _from_file(*place)
-    if installed := entry_points(group=GROUP, name=name):
-        return _checked(_loaded(name, next(iter(installed))))
+    if (installed := entry_point(name)) is not None:
+        return _checked(_loaded(name, installed))
     if (loaded := _loaded_class(name)) is not None:
         return _checked(loaded)
-    raise unknown_name("method", name, METHODS)
+    raise unknown_name("method", name, {*METHODS, *packaged_methods()})
 
 
 def name_of(method: Method | Reference) -> str:

@@ -291,7 +291,12 @@ def test_no_log_and_no_answer_names_a_person_or_an_item(
     ("change", "said"),
     [
         ({"do": "steal"}, "asks for something that this client does not know: update it"),
-        ({"method": "nosuch"}, "There is no method 'nosuch'"),
+        (
+            {"method": "nosuch"},
+            "There is no method 'nosuch' in this device's Homebody, and it allows none of that name",
+        ),
+        ({"code": "x" * 301}, "The letter's stages"),
+        ({"code": 5}, "The letter's 'code' is of another kind"),
         ({"method": "./mine.py:Mine"}, "A server may name methods that come with Homebody"),
         ({"method": "popularity", "fields": {}}, "popularity collects raw data"),
         ({"fields": {"factors": "many"}}, "factors must be a whole number"),

@@ -125,7 +125,7 @@ NOISE = ["clip:norm=1", "gaussian:z=1"]
     ("recipe", "said"),
     [
         ({"method": "nosuch"}, "There is no method 'nosuch'"),
-        ({"method": "mine.py:Mine"}, "Devices run methods that come with Homebody"),
+        ({"method": "mine.py:Mine"}, "Devices run methods that come with Homebody or with an installed package"),
         ({"method": "popularity", "fields": {}, "stages": []}, "popularity collects raw data"),
         ({"fields": {"factors": 0}}, "factors must be at least 1, not 0."),
         ({"fields": {"nosuch": 0}}, "There is no field of fedmf 'nosuch'"),

@@ -133,7 +133,7 @@ class Device:
         about: dict[str, str] = {}
         try:
             header, parts = wire.decode_letter(body)
-            task = Task.read(header)
+            task = Task.read(header, self._allowed())
             facts = task.acting.uplink.facts
             # Messages that the server reads one by one leave in letters, or through a proxy: the server says which.
             through, helped = facts.shuffled or (task.epoch is not None and facts.reader is not None), facts.helped
@@ -174,6 +174,13 @@ class Device:
             self._log("failed", **about, reason=_reason(error))
             reply, answers = {"refused": otherwise}, {}
         return wire.encode_letter({"to": wire.digest(body), **reply}, answers)
+
+    def _allowed(self) -> Sequence[str]:
+        """The methods of packages that may run here. An error of the home names its folder, which must not leave."""
+        try:
+            return self.home.settings.methods
+        except HomebodyError as error:
+            raise RuntimeError("the settings cannot be read") from error
 
     def _answer(self, task: Task, parts: Mapping[str, bytes], until: float) -> Reply:
         models = self.home.models

@@ -9,7 +9,7 @@ use a home at the same time. No other user of the machine can read it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from functools import lru_cache
@@ -90,12 +90,14 @@ class Home(AbstractContextManager["Home"]):
         limits: Mapping[str, float] | None = None,
         fewest: int = FEWEST,
         roster_key: str = "",
+        methods: Sequence[str] = (),
         furnish: Callable[[Path], object] | None = None,
     ) -> Self:
         """Create a device in a folder that is empty or does not exist, completely or not at all.
 
         limits: what a task may use, by name (`HomeSettings.limits`); the other limits have their defaults.
         fewest, roster_key: whom the device believes in a secure sum (`HomeSettings`).
+        methods: those of packages that a server may name.
         furnish: puts keys and certificates into the folder, before it counts as a device.
         """
         folder = Path(path)
@@ -104,7 +106,13 @@ class Home(AbstractContextManager["Home"]):
 
             # The server sees what leaves, so a budget that names no observer is about the server.
             budget = str(Budget.parse(budget if "observer" in budget else f"{budget},observer=server"))
-        rest = {"proxy": proxy, "fewest": fewest, "roster_key": roster_key, **limit_fields(limits or {})}
+        rest: dict[str, Any] = {
+            "proxy": proxy,
+            "fewest": fewest,
+            "roster_key": roster_key,
+            "methods": methods,
+            **limit_fields(limits or {}),
+        }
         settings = HomeSettings(server, name, budget, **rest)
         with claiming(folder, "device", "home.sqlite"):
             if furnish is not None:

@@ -254,7 +254,7 @@ def recommend(home: Home, person: Person, k: int = 10, apps: Apps | None = None)
             "This device lacks the features that its model was trained with: it gets them with the next round."
         )
     phase = model.release.rpartition("/")[0]
-    method = acting(described, phase)
+    method = acting(described, phase, home.settings.methods)
     household = Household.of(home, [person], {**described, "measures": False}, len(home.items))
     household.begin(method, Rng(torch.tensor(described["clients_key"])))
     fresh = method.init_shared(household.catalogue, Rng.of(described["seed"]))

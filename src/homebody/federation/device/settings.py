@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ LIMITS = ("memory", "operations", "bytes", "seconds")
 """What a task may use, by name; each is the field `most_…` of the settings."""
 MOST_EPSILON = 100
 """The largest ε that a service can ask a query at."""
+METHOD = r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}"
+"""The name of a method of a package, as a device allows it."""
 MODES = ("auto", "table", "shelf", "query", "server")
 """How a device may be served; auto: by the table where it is small, else by the shelf."""
 
@@ -67,7 +70,17 @@ class HomeSettings:
     """What a query may cost its person, ε against the server, at most. The service says how it is drawn, and so what it
     costs."""
 
+    methods: Sequence[str] = ()
+    """Methods of packages that a server may name, beside those that come with Homebody. Nobody sends code: the package
+    is installed on the device."""
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(self.methods))  # JSON has lists
+        for method in self.methods:
+            if not re.fullmatch(METHOD, method):
+                raise HomebodyError(
+                    f"A device allows a method by its name: letters, digits, - and _, as in my-method, not '{method}'."
+                )
         if self.server != "" and split_address(str(self.server)) is None:
             raise HomebodyError(
                 f"The server's address must be HOST:PORT, such as example.org:9092, not '{self.server}'."

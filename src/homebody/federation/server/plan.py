@@ -25,6 +25,7 @@ from homebody.settings import setting
 # more than the settings is imported where it is used.
 if TYPE_CHECKING:
     from homebody.core import Method
+    from homebody.methods.packages import PackagedMethod
 
 __all__ = ["FILE", "NOBODY_PUBLIC", "ServerPlan", "opened"]
 
@@ -146,7 +147,11 @@ class ServerPlan(ListeningSettings):
 
         self.recipe.check()
         if ":" in self.recipe.method:
-            raise HomebodyError(f"Devices run methods that come with Homebody, not your own file {self.recipe.method}.")
+            raise HomebodyError(
+                f"Devices run methods that come with Homebody or with an installed package, not your own file "
+                f"{self.recipe.method}: name it as an entry point of a package, and give its name "
+                "(docs/devices.md, A method of your own)."
+            )
         method = self.recipe.build()
         if not isinstance(method, Method):
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
@@ -275,7 +280,15 @@ class ServerPlan(ListeningSettings):
             "cutoffs": recipe.measured(),
             "measures": recipe.every(recipe.build()) > 0,
             "longest": self.longest,
+            **({"code": package.code} if (package := self.package()) is not None else {}),
         }
+
+    def package(self) -> PackagedMethod | None:
+        """The package that brings the method; None for one that comes with Homebody."""
+        from homebody.methods import METHODS
+        from homebody.methods.packages import packaged
+
+        return None if self.recipe.method in METHODS else packaged(self.recipe.method)
 
     def database_in(self, folder: Path) -> Path | str:
         return database_in(folder, self.database)
