@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from torch import Tensor
 from homebody.core import About, Catalogue, Method, Recommender, Users
 from homebody.errors import HomebodyError
 
-__all__ = ["Histories", "LearntImpressions", "Reference", "Score", "ScoreNow", "federated", "products"]
+__all__ = ["Histories", "LearntImpressions", "Products", "Reference", "Score", "ScoreNow", "federated"]
 
 Score = Callable[[Users, Tensor], Tensor]
 """From users (B,) and items (N,) to how well each item fits each user (B, N)."""
@@ -102,9 +103,15 @@ class Reference(Recommender):
         return score
 
 
-def products(users: Tensor, items: Tensor) -> Score:
+@dataclass(frozen=True, eq=False)
+class Products:
     """A score is the product of the user's row and the item's row."""
-    return lambda who, some: users[torch.from_numpy(who)] @ items[some].T
+
+    users: Tensor
+    items: Tensor
+
+    def __call__(self, who: Users, some: Tensor) -> Tensor:
+        return self.users[torch.from_numpy(who)] @ self.items[some].T
 
 
 def federated(method: Recommender, name: str, why: str = "it has no clients") -> Method:

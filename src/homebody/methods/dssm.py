@@ -35,7 +35,7 @@ from homebody.methods.kernels.mf import outside
 from homebody.models.networks import tower_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, inputs, item_rows, row_count
 from homebody.models.views import tower_columns, view_columns
-from homebody.reference import Histories, Reference, Score, products
+from homebody.reference import Histories, Products, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range
 
@@ -83,7 +83,7 @@ class DSSM(Reference):
             now = {name: value.detach().clone() for name, value in learnt.items()}
             of_people = tower.encode(now["user/layers"], people @ now["user/first"])
             of_items = tower.encode(now["item/layers"], first_layer(now["item/first"], *described))
-            yield products(normalize(of_people) * (people != 0).any(1, keepdim=True), normalize(of_items))
+            yield Products(normalize(of_people) * (people != 0).any(1, keepdim=True), normalize(of_items))
 
     def _inputs(self, histories: Histories) -> Tensor:
         """What the user tower reads of each person, (people, inputs)."""

@@ -17,7 +17,7 @@ import torch
 from homebody.core import About, param
 from homebody.methods.fedials import FedIALS
 from homebody.methods.kernels.ials import half_sweep
-from homebody.reference import Histories, Reference, Score, products
+from homebody.reference import Histories, Products, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range, common_params
 
@@ -68,4 +68,4 @@ class IALS(Reference):
             taught = np.where(present[:, None], users, 0.0)
             items = half_sweep(item_indptr, people, taught, self.confidence, of_item)
             users = half_sweep(histories.indptr, histories.items, items, self.confidence, of_user)
-            yield products(torch.from_numpy(users).float(), torch.from_numpy(items).float())
+            yield Products(torch.from_numpy(users).float(), torch.from_numpy(items).float())

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from homebody.core import About, param
 from homebody.methods.kernels.mf import Embeddings, draw, train
-from homebody.reference import Histories, Reference, Score, products
+from homebody.reference import Histories, Products, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range
 
@@ -65,4 +65,4 @@ class MF(Reference):
             if late.any():
                 samples = draw(histories, late, self.negatives, rng.fold("late", number))
                 late_steps = train(samples, users, items, rates, self.batch_size, late_steps, frozen=True)
-            yield products(users.value, items.value)
+            yield Products(users.value, items.value)

@@ -20,9 +20,11 @@ from homebody.data import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.markup import html
+from homebody.notebook.exporting import write_export
 from homebody.notebook.keeping import write_model
 from homebody.notebook.plots import Plot, history_plot
 from homebody.notebook.tables import history_frame, item_frame, ranking_frame, users_of
+from homebody.notebook.vectors import most_similar, vectors_of, vectors_of_score
 from homebody.notebook.wording import in_python, python_errors
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
@@ -222,6 +224,45 @@ class Fitted:
         at, scores = ([pair[place] for pair in best.items] for place in (0, 1))
         frame = item_frame(self.population, np.array(at, dtype=np.int64), np.array(scores, dtype=np.float32))
         return frame.insert_column(0, pl.Series("rank", np.arange(1, len(at) + 1)))
+
+    def similar_items(self, item: object, k: int = 10) -> pl.DataFrame:
+        """The items whose vectors point most nearly the way of this item's: its cosines, the largest first.
+
+        item: by id or by name.
+
+        >>> import homebody as hb
+        >>> model = hb.fit("fedials", "synthetic:users=60,items=40,mean=8", rounds=2, quiet=True)
+        >>> model.similar_items(3, k=2).columns
+        ['rank', 'item', 'score']
+        """
+        _refuse_few(k)
+        number = self.population.item(str(item))
+        items, cosines = most_similar(self._vectors(), number, k)
+        frame = item_frame(self.population, items.numpy(), cosines.numpy())
+        return frame.insert_column(0, pl.Series("rank", np.arange(1, len(items) + 1)))
+
+    def export(self, path: str | Path, *, onnx: bool | None = None) -> Path:
+        """Write the model into a folder for other programs, all of it or nothing, without anything of its people.
+
+        items.parquet and items.safetensors have the items' vectors, parameters.safetensors the shared parameters,
+        MODEL_CARD.md what the model is, statement.html and statement.json the privacy statement. Where the method
+        scores by a network, scorer.onnx has it, which takes the extra `onnx`. onnx: True insists on it, False leaves
+        it out. An export that is there is replaced; anything else is left alone.
+
+        >>> import tempfile
+        >>> import homebody as hb
+        >>> model = hb.fit("fedials", "synthetic:users=60,items=40,mean=8", rounds=2, quiet=True)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sorted(file.name for file in model.export(f"{folder}/export").iterdir())[:3]
+        ['MODEL_CARD.md', 'items.parquet', 'items.safetensors']
+        """
+        write_export(self._done, self._vectors(), Path(path), onnx=onnx)
+        return Path(path)
+
+    def _vectors(self) -> torch.Tensor:
+        if self._done.trained is not None:
+            return vectors_of(self._done.trained)
+        return vectors_of_score(self.method, self._scores())
 
     def save(self, path: str | Path, *, data: bool = False) -> Path:
         """Write the model into a folder, which `hb.open` reads anywhere: all of it or nothing.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from homebody.errors import HomebodyError
@@ -10,7 +12,7 @@ from homebody.files import insisting
 from homebody.reference import Reference
 from homebody.run import SPLIT, Finished, keep
 
-__all__ = ["write_model"]
+__all__ = ["replacing_folder", "write_model"]
 
 
 def write_model(done: Finished, path: Path, *, data: bool) -> None:
@@ -22,17 +24,29 @@ def write_model(done: Finished, path: Path, *, data: bool) -> None:
         )
     if data and not done.split.population.n_interactions:
         raise HomebodyError("This model was saved without its people, so it cannot be saved with them: leave out data.")
-    if path.is_symlink() or (path.exists() and not (path / SPLIT).is_dir() and (path.is_file() or any(path.iterdir()))):
-        raise HomebodyError(f"{path} is there already and is no saved model: choose another name.")
+    with replacing_folder(path, SPLIT) as scratch:
+        scratch.rmdir()  # `keep` makes it, for its owner alone
+        keep(done, scratch, people=data)
+
+
+@contextmanager
+def replacing_folder(path: Path, mark: str) -> Iterator[Path]:
+    """A folder to fill, which then takes the place of `path`; where that fails, nothing changes.
+
+    mark: a name that lies in every folder of this kind. What is there without it is somebody's own, and is refused.
+    """
+    if path.is_symlink() or (path.exists() and not (path / mark).exists() and (path.is_file() or any(path.iterdir()))):
+        raise HomebodyError(f"{path} is there already, and was not written by this call: choose another name.")
     scratch, old = path.with_name(f".{path.name}.partial"), path.with_name(f".{path.name}.old")
     with insisting(f"{path} cannot be written"):
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        for left in (scratch, old):
+            shutil.rmtree(left, ignore_errors=True)
         try:
-            keep(done, scratch, people=data)
+            scratch.mkdir(parents=True)
+            yield scratch
             if path.exists():
                 path.rename(old)
             scratch.rename(path)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
+            for left in (scratch, old):
+                shutil.rmtree(left, ignore_errors=True)
