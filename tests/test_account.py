@@ -157,6 +157,13 @@ class TestStatement:
         (lambda: hb.account.secure_sum(2), "takes 3 parties or more"),
         (lambda: hb.account.meaning(1.0, delta=2.0), "under 1, not 2"),
         (lambda: hb.account.ledger("nowhere"), "There is no run in nowhere"),
+        (lambda: hb.account.ledger(5), "A statement is made of a model of hb.fit"),
+        (lambda: hb.account.statement(hb.Ledger()), "not of this Ledger"),
+        (lambda: hb.account.gaussian("1"), "noise takes numbers, not '1'"),
+        (lambda: hb.account.gaussian([1.0, 2.0]), "noise takes numbers, not"),
+        (lambda: hb.account.gaussian(1.0, rounds=1.5), "rounds takes whole numbers, not 1.5"),
+        (lambda: hb.account.gaussian(1.0, rounds="10"), "rounds takes whole numbers, not '10'"),
+        (lambda: hb.account.onebit(1.0, delta=None), "delta takes numbers, not None"),
     ],
 )
 def test_misuse_is_a_sentence(ask: Callable[[], object], sentence: str) -> None:

@@ -97,10 +97,24 @@ def test_inspecting_a_method_and_a_model(split: hb.Split) -> None:
     assert trained.parts == message.parts
     assert "one message of user 3" in repr(message)
     assert "is charged each round" in message._repr_html_()
-    with pytest.raises(hb.HomebodyError, match="give a split as well"):
+    with pytest.raises(hb.HomebodyError, match="give data as well"):
         hb.audit.inspect(method)
+    with pytest.raises(hb.HomebodyError, match="leave out cohort"):
+        hb.audit.inspect(fit(method, hb.Simulator(split), rounds=1), cohort=3)
+    with pytest.raises(hb.HomebodyError, match="it collects whole histories"):
+        hb.audit.inspect("popularity", split)
     with pytest.raises(hb.HomebodyError, match="There is no user"):
         hb.audit.inspect(method, split, user="nobody")
+
+
+def test_inspecting_by_name_is_what_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("inspect", "fedmf", "--data", DATA, "--user", 7, "--cohort", 30, "--stage", "clip:norm=1", "--json")
+    printed = json.loads(typed(monkeypatch, capsys, *given)[0])
+    message = hb.audit.inspect("fedmf", DATA, user=7, cohort=30, stages=["clip:norm=1"])
+    assert json.loads(json.dumps(message.as_dict())).items() <= printed.items()
+    assert printed["user"] == "7"
 
 
 def test_an_audit_is_short_and_shows_its_table(run: Path) -> None:
@@ -120,6 +134,8 @@ def test_an_audit_is_short_and_shows_its_table(run: Path) -> None:
         (lambda model: hb.audit.view(model, participations=[1.5]), "Participations are whole numbers"),
         (lambda model: hb.audit.words(model, trials=3), "Trials and confidence are for models that send reports"),
         (lambda model: hb.audit.linkage("nowhere"), "There is no run in"),
+        (lambda model: hb.audit.canary(5), "takes a model of hb.fit, or the folder of a finished run, not this int"),
+        (lambda model: hb.audit.canary(hb.fit("popularity", DATA, quiet=True)), "is a centralised reference"),
     ],
 )
 def test_misuse_is_a_sentence(run: Path, attack: Callable[[Path], object], sentence: str) -> None:

@@ -12,6 +12,7 @@ import homebody as hb
 from homebody.markup import html
 from homebody.privacy import Budget, Charge, Clip, Gaussian, GaussianRelease, NonPrivate, SecureSum, Skellam, specs
 from homebody.testing import impressed
+from homebody.training import fit
 
 POPULATION = hb.load("synthetic:users=200,items=100,mean=12")
 SPLIT = hb.leave_one_out(POPULATION)
@@ -39,6 +40,8 @@ THINGS: dict[str, tuple[Any, str]] = {
     "budget": (Budget(8.0), "epsilon=8.0"),
     "charge": (CHARGES[1], "to public, about one user: Gaussian noise"),
     "simulator": (hb.Simulator(SPLIT), "200 clients"),
+    "catalogue": (impressed().catalogue(), "items"),
+    "trained": (fit(hb.FedMF(factors=4), hb.Simulator(SPLIT), rounds=1), "round 1: valid/hr@5"),
     "method": (hb.FedMF(), "FedMF(uplink=Channel()"),
 }
 

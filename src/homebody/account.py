@@ -14,9 +14,10 @@ that it needs; several rounds or δ give a row each. See docs/accounting.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -242,7 +243,7 @@ def ledger(model: Fitted | Trained | Ledger | str | Path, delta: float | None = 
     >>> ledger(model).select("rounds", "count", "observers").rows()
     [('train, rounds 1–5', 5, ['server']), ('train, rounds 1–5', 5, ['clients', 'public'])]
     """
-    if isinstance(model, str | Path):
+    if not isinstance(model, Fitted | Trained | Ledger):
         return statement(model, delta).ledger
     charged = model if isinstance(model, Ledger) else model.ledger
     if delta is None:
@@ -263,7 +264,11 @@ def statement(model: Fitted | str | Path, delta: float | None = None) -> Stateme
         ...
     homebody.errors.HomebodyError: There is no run in nowhere...
     """
-    return Statement(stated(RunFolder.open(model.path if isinstance(model, Fitted) else Path(model)), delta))
+    path: object = model.path if isinstance(model, Fitted) else model
+    if not isinstance(path, str | Path):
+        kind = type(model).__name__
+        raise HomebodyError(f"A statement is made of a model of hb.fit, or of the folder of a run, not of this {kind}.")
+    return Statement(stated(RunFolder.open(Path(path)), delta))
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,8 +394,8 @@ def _answered(
     what = "a noise" if name == "noise" else "the ε of one report"
     if (given is None) == (target is None):
         raise HomebodyError(f"Give either {what}, to learn the ε of all rounds, or that ε, to learn what it takes.")
-    counts = [rounds] if isinstance(rounds, int) else [*rounds]
-    deltas = [delta] if isinstance(delta, int | float) else [*delta]
+    counts, deltas = _listed("rounds", rounds, Integral), _listed("delta", delta, Real)
+    _listed(name if target is None else "epsilon", [given if target is None else target], Real)
     for count in counts:
         if count < 1:
             raise HomebodyError(f"The number of rounds must be at least 1, not {count}.")
@@ -422,6 +427,16 @@ def _answered(
             )
     kinds = {"bounds": pl.List(pl.Struct({"by": pl.String, "bound": pl.Float64})), "notes": pl.List(pl.String)}
     return pl.DataFrame(rows, infer_schema_length=None, schema_overrides=kinds)
+
+
+def _listed(name: str, given: Any, kind: type) -> list[Any]:
+    """One number or several, as a list."""
+    many = list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else [given]
+    for each in many:
+        if not isinstance(each, kind) or isinstance(each, bool):
+            what = "whole numbers" if kind is Integral else "numbers"
+            raise HomebodyError(f"{name} takes {what}, not {each!r}.")
+    return many
 
 
 def _calibrated(

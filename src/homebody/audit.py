@@ -18,26 +18,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from homebody.adversary.inspection import Inspection
 from homebody.adversary.inspection import inspect as take_apart
 from homebody.core import Method
-from homebody.data.splits import Split
 from homebody.errors import HomebodyError, several
-from homebody.methods import name_of
+from homebody.methods import recipe_name
+from homebody.notebook.asking import Named, data_of, loaded, method_of, recipe_of
 from homebody.notebook.fitted import Fitted
 from homebody.privacy.assumptions import assumptions
 from homebody.privacy.specs import stage_texts
+from homebody.recipe import Recipe
+from homebody.reference import Reference, federated
 from homebody.report import RunFolder, audits
 from homebody.report.audits import AuditTable
+from homebody.run import QUIET, InMemory, Watcher, cohort_of, prepare, reopen, simulator
 from homebody.simulation import Simulator
 from homebody.training import Trained
 
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["Audit", "canary", "inspect", "interactions", "linkage", "membership", "view", "words"]
+__all__ = ["Audit", "canary", "inspect", "inspected", "interactions", "linkage", "membership", "view", "words"]
 
 Model = Fitted | Trained | str | Path
 """A fitted model, or the folder of a finished run."""
@@ -406,31 +409,46 @@ def _parts(read: Mapping[str, Any], name: str) -> dict[str, float]:
 
 
 def inspect(
-    model: Model | Method,
-    data: Split | None = None,
-    *,
-    user: object = None,
-    cohort: int | None = None,
-    seed: int = 0,
+    model: Model | Named, data: Any = None, *, user: object = None, seed: int = 0, **settings: Any
 ) -> Inspection:
     """The message that one person's device would send in the first round: fields, bytes, and who learns what.
 
-    model: a fitted model, the folder of a finished run, or a method with the split to train it on.
-    user: the person, as the data calls them; None: the first. cohort, seed: of a method that was not trained.
+    model: a fitted model, the folder of a finished run, or, with data, what `hb.fit` trains: a method by name or with
+    its settings. user: the person, as the data calls them; None: the first. settings: any of `hb.fit`, such as cohort,
+    stages or split.
 
-    >>> from homebody import FedIALS, leave_one_out, load
-    >>> few = leave_one_out(load("synthetic:users=80,items=60,mean=12"))
-    >>> message = inspect(FedIALS(factors=4), few)
+    >>> import homebody as hb
+    >>> message = hb.audit.inspect("fedials", "synthetic:users=80,items=60,mean=12", user=3)
     >>> message.frame["part"].to_list(), message.bytes
     (['gram', 'item'], ...)
+    >>> private = hb.audit.inspect("fedmf", hb.load("synthetic"), stages=["one-bit:epsilon=1,k=5"])
+    >>> private.observers["server"].charged
+    ('one user: 5 locally randomised reports of ε = 1 each; no sampling', ...)
     """
-    if isinstance(model, Method):
-        if data is None:
-            raise HomebodyError("A method sends nothing without people: give a split as well, inspect(method, split).")
-        method, clients = model, Simulator(data)
-    else:
-        target = _target(model, seed)
-        method, clients, cohort, seed = target.method, target.clients, target.cohort, target.fitted.training.seed
+    if data is not None:
+        given = data_of(data, QUIET)
+        recipe = recipe_of(method_of(cast("Named", model)), given, {**settings, "seed": seed})
+        return inspected(recipe, user, data=loaded(recipe, given, QUIET))
+    if isinstance(model, Method | Reference | type):
+        raise HomebodyError("A method sends nothing without people: give data as well, inspect(method, data).")
+    if settings:
+        raise HomebodyError(f"A trained model has its settings already: leave out {next(iter(settings))}.")
+    target = _target(model, seed)
+    return _message(target.method, target.clients, user, target.cohort, target.fitted.training.seed)
+
+
+def inspected(
+    recipe: Recipe, user: object = None, watcher: Watcher = QUIET, data: InMemory | None = None
+) -> Inspection:
+    """The same of a recipe. data: taken instead of what the recipe names."""
+    why = "it collects whole histories, no device sends it any"
+    federated(recipe.build(), recipe.method, why)
+    prepared, split = prepare(recipe, watcher, data)
+    method = federated(prepared, recipe.method, why)
+    return _message(method, simulator(recipe, split), user, cohort_of(recipe, method, split), recipe.seed)
+
+
+def _message(method: Method, clients: Simulator, user: object, cohort: int | None, seed: int) -> Inspection:
     split = clients.split
     number = int(split.members(method.needs)[0]) if user is None else split.population.user(str(user))
     return take_apart(method, clients, number, cohort=cohort, seed=seed)
@@ -494,23 +512,32 @@ class _Target(NamedTuple):
         return Audit(details, frame, show(details, self.name))
 
 
-def _target(model: Model, seed: int) -> _Target:
+def _target(model: object, seed: int) -> _Target:
     if isinstance(model, Fitted):
         model = model.trained
     if isinstance(model, Trained):
-        fitted, run, method, data = model, None, name_of(model.training.method), ""
-        stages = stage_texts(fitted.training.method.uplink)
-    else:
-        from homebody.recipe import Recipe
-        from homebody.run import reopen
-
+        fitted, run, method = model, None, _called(model.training.method)
+        data, stages = "", stage_texts(fitted.training.method.uplink)
+    elif isinstance(model, str | Path):
         run = str(model)
         fitted, _ = reopen(Path(model))
         recipe = Recipe.from_toml(RunFolder.open(Path(model)).recipe_text())
         method, stages = recipe.method, recipe.stages
         data = Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data
+    else:
+        raise HomebodyError(
+            f"An audit takes a model of hb.fit, or the folder of a finished run, not this {type(model).__name__}."
+        )
     if not isinstance(fitted.runtime, Simulator):
         raise HomebodyError("A model that real devices trained is not audited here: their data are not at hand.")
     clients = fitted.runtime.copy(fitted.method)
     about = {"method": method, "data": data or clients.split.population.name, "stages": stages}
     return _Target(fitted, clients, seed, about, run, method.rpartition(":")[2])
+
+
+def _called(method: Method) -> str:
+    """The name of a method, or of its class where no name leads to that."""
+    try:
+        return recipe_name(type(method))
+    except HomebodyError:
+        return type(method).__name__

@@ -225,6 +225,9 @@ class Column(NamedTuple):
     texts: tuple[str, ...] = ()
     """Of a sequence: each item's text as the data has it, where the data is at hand; "" where an item has none."""
 
+    def __repr__(self) -> str:
+        return f"<Column of kind {self.kind}: {len(self.values):,} rows, size {self.size:,}>"
+
     @property
     def several(self) -> bool:
         """Whether a row has several codes, then -1."""
@@ -247,6 +250,11 @@ class Catalogue:
     """The users' features, by name: sizes and kinds alone; the values stay with each user (`Data.features`)."""
     contexts: Mapping[str, Column] = field(default_factory=dict)
     """The circumstances of interactions, likewise (`Data.contexts`)."""
+
+    def __repr__(self) -> str:
+        known = {"items": self.items, "people": self.people, "circumstances": self.contexts}
+        about = [f"{name}: {', '.join(columns)}" for name, columns in known.items() if columns]
+        return f"<Catalogue: {'; '.join([f'{self.n_items:,} items', *about])}>"
 
     @property
     def views(self) -> dict[str, tuple[str, ...]]:

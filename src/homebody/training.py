@@ -72,6 +72,10 @@ class Trained:
     stopped: str | None = None
     """Why training ended before its last round."""
 
+    def __repr__(self) -> str:
+        measured = ", ".join(f"{name} {value:.4f}" for name, value in [*self.metrics.items()][:2])
+        return f"<Trained {type(self.method).__name__}, round {self.chosen}: {measured or 'not measured'}>"
+
     @property
     def metrics(self) -> dict[str, float]:
         """Test metrics under their names, validation metrics under `valid/`."""

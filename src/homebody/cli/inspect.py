@@ -31,20 +31,12 @@ def inspect(
     as_json: options.Json = False,
 ) -> None:
     """Show the message that one person's device would send in the first round: fields, bytes, and who learns what."""
+    from homebody.audit import inspected
     from homebody.cli.progress import watching
-    from homebody.reference import federated
 
     recipe = given.recipe(method, settings, seed=seed)
-    federated(recipe.build(), method, "it collects whole histories, no device sends it any")
-    from homebody.adversary.inspection import inspect as look
-    from homebody.run import cohort_of, prepare, simulator
-
     with watching(recipe.short_method, quiet=as_json) as watcher:
-        prepared, split = prepare(recipe, watcher)
-    built = federated(prepared, method)
-    runtime = simulator(recipe, split)
-    number = int(split.members(built.needs)[0]) if user is None else split.population.user(user)
-    inspection = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
+        inspection = inspected(recipe, user, watcher)
     said = {"method": recipe.method, "data": given.typed["data"], "seed": seed, **inspection.as_dict()}
     options.answer(said, as_json, lambda: options.show(*_parts(inspection, recipe.short_method)))
 

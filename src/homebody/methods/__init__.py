@@ -29,7 +29,6 @@ __all__ = [
     "build",
     "code_of",
     "find",
-    "name_of",
     "no_field",
     "own_channel",
     "recipe_name",
@@ -102,16 +101,6 @@ def find(name: str) -> type[Method] | type[Reference]:
     if (loaded := _loaded_class(name)) is not None:
         return _checked(loaded)
     raise unknown_name("method", name, {*METHODS, *packaged_methods()})
-
-
-def name_of(method: Method | Reference) -> str:
-    """The name that a shipped method goes by; the name of its class for any other.
-
-    >>> name_of(find("fedmf")())
-    'fedmf'
-    """
-    place = f"{type(method).__module__}:{type(method).__name__}"
-    return next((name for name, there in METHODS.items() if there == place), type(method).__name__)
 
 
 def _loaded_class(name: str) -> object:
