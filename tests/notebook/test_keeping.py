@@ -103,7 +103,7 @@ class TestSaved:
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
         (tmp_path / "notes").mkdir()
         (tmp_path / "notes" / "mine.txt").write_text("mine")
-        with pytest.raises(hb.HomebodyError, match="is there already and is no saved model"):
+        with pytest.raises(hb.HomebodyError, match="is there already, and was not written by this call"):
             MADE["fedials"]().save(tmp_path / "notes")
         assert (tmp_path / "notes" / "mine.txt").read_text() == "mine"
 

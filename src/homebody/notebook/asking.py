@@ -6,7 +6,6 @@ Settings are those of `homebody run`, under the same names, and are checked as a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from homebody.methods import build, find, recipe_name, trust
 from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe
 from homebody.reference import Reference
-from homebody.run import InMemory, Watcher, population_of
+from homebody.run import OF_DATA, InMemory, Watcher, population_of
 from homebody.settings import declared, params
 from homebody.simulation import Simulator
 
@@ -29,6 +28,7 @@ Named = str | Method | Reference | type[Method] | type[Reference]
 """A method or a centralised reference: its name, its class, or itself with its settings."""
 OWN = ("method", "data", "fields", "views")
 """Fields of a recipe that are no settings of a call: they have a place of their own, or belong to the data."""
+OF_FILES = ("columns", *OF_DATA)
 OF_SPLIT = ("split", "protocol", "held_out", "negatives", "public")
 OF_RUNTIME = (*OF_SPLIT, "device", "fused", "cutoffs", "slices")
 
@@ -100,9 +100,7 @@ def recipe_of(method: MethodSettings, data: InMemory | str, settings: Mapping[st
     >>> recipe_of(method_of("fedmf"), "ml-100k", {"round": 5})
     Traceback (most recent call last):
         ...
-    homebody.errors.HomebodyError: There is no setting 'round'; did you mean 'rounds'? Known: budget, calibrate, cohort,
-    columns, cutoffs, data_dir, delta, device, evaluate_every, filters, fused, held_out, impressions, item_features,
-    kinds, negatives, protocol, public, rounds, seed, select, slices, split, stages, user_features, vocabularies.
+    homebody.errors.HomebodyError: There is no setting 'round'; did you mean 'rounds'? Known: budget, ...
     """
     given = {name: value for name, value in settings.items() if value is not None}
     refuse_unknown("setting", given, [name for name in declared(Recipe) if name not in OWN])
@@ -136,9 +134,7 @@ def _said_by(data: InMemory | str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that data in memory has already."""
     if isinstance(data, str):
         return {}
-    of_files = [spec.name for spec in fields(Recipe) if spec.name in ("columns", "kinds", "filters", "data_dir")]
-    of_files += ["user_features", "item_features", "vocabularies", "impressions"]
-    _refuse_repeated(of_files, given, "data that is loaded already: give it to hb.load")
+    _refuse_repeated(OF_FILES, given, "data that is loaded already: give it to hb.load")
     if isinstance(data, Population):
         return {}
     split = data if isinstance(data, Split) else data.split
