@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.adversary.interactions import RULES, Reading, area, read_interactions
+from homebody.adversary.interactions import RULES, ItemReading, area, read_interactions
 from homebody.adversary.rates import mean_interval
 from homebody.core import Method
 from homebody.errors import HomebodyError
@@ -20,7 +20,7 @@ from homebody.simulation import Simulator
 from homebody.training import Trained, fit
 
 
-def reading(method: Method, simulator: Simulator, users: int = 40, **how: int) -> Reading:
+def reading(method: Method, simulator: Simulator, users: int = 40, **how: int) -> ItemReading:
     fitted: Trained = fit(method, simulator, rounds=3, evaluate_every=0)
     return read_interactions(method, simulator, fitted.shared, users=users, **how)
 
@@ -111,7 +111,7 @@ def test_rules_by_hand() -> None:
 
 
 def test_interval_by_hand() -> None:
-    found = Reading("", "", "", np.array([0.5, 0.7, 0.6, 1.0]), np.zeros(4))
+    found = ItemReading("", "", "", np.array([0.5, 0.7, 0.6, 1.0]), np.zeros(4))
     _, low, high = mean_interval(found.auc)
     assert low == pytest.approx(0.7 - 1.96 * np.std([0.5, 0.7, 0.6, 1.0], ddof=1) / 2)
     assert high == pytest.approx(0.7 + 1.96 * np.std([0.5, 0.7, 0.6, 1.0], ddof=1) / 2)

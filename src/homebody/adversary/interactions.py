@@ -29,7 +29,7 @@ from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.training import choose
 
-__all__ = ["ROUNDS", "RULES", "Always", "Reading", "area", "read_interactions", "read_requests"]
+__all__ = ["ROUNDS", "RULES", "Always", "ItemReading", "area", "read_interactions", "read_requests"]
 
 OWN_DEVICES = 10
 """Clients that the attacker runs itself, to find out which rule reads best."""
@@ -44,7 +44,7 @@ Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Reading:
+class ItemReading:
     """How well the items of some clients were told from all others."""
 
     reads: str
@@ -81,7 +81,7 @@ def read_interactions(
     users: int = 100,
     seed: int = 0,
     step: Callable[[int, int], None] = lambda done, total: None,
-) -> Reading:
+) -> ItemReading:
     """Attack the next round of a trained model; nothing of it is kept.
 
     users: how many clients are drawn; behind a secure sum or a shuffle they are drawn from one round's cohort.
@@ -126,7 +126,7 @@ def read_interactions(
     reads = f"the sum over a cohort of {len(members):,}" if summed else "each client's own message"
     helped = method.uplink.facts.helped
     reads += f", {'with the noise that the helper adds' if helped else 'before any noise that the server adds'}"
-    return Reading(reads, seen[0].name, rule, np.array(by_rule[rule][helpers:]), by_popularity)
+    return ItemReading(reads, seen[0].name, rule, np.array(by_rule[rule][helpers:]), by_popularity)
 
 
 class Seen(NamedTuple):
