@@ -29,7 +29,7 @@ def words(text: str) -> list[str]:
 
 def rows(table: str) -> dict[str, list[float]]:
     """The figures of a printed table, by the name of the row."""
-    found = re.findall(r"^│ (.+?) +│ ([\d.]+) +│ ([\d.]+) +│ ([\d.]+) +│$", table, re.MULTILINE)
+    found = re.findall(r"^ (\w.+?) {2,}([\d.]+) +([\d.]+) +([\d.]+)\b", table, re.MULTILINE)
     return {name: [float(value) for value in values] for name, *values in found}
 
 

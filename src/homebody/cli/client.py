@@ -513,6 +513,7 @@ def _print_disclosure(disclosed: dict[str, Any]) -> None:
         return
 
     from homebody.report.statement import figure  # loads torch: not before something is charged
+    from homebody.report.words import epsilon_meanings
 
     say(f"  {several(ledger['releases'], 'release')} charged, each before it left:")
     for line in ledger["lines"]:
@@ -529,6 +530,9 @@ def _print_disclosure(disclosed: dict[str, Any]) -> None:
         by = row["accountant"] if row["accountant"] != "none" else ""
         table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), f"{disclosed['delta']:g}", by)
     screen.put(console, table)
+    of_people = {row["observer"]: row["epsilon"] for row in disclosed["certified"] if row["unit"] == "user"}
+    for sentence in epsilon_meanings(of_people, disclosed["delta"]):
+        say(f"  {sentence}")
     told = [row for row in disclosed["certified"] if row["accountant"] != "none"]
     for note in dict.fromkeys(note for row in told or disclosed["certified"] for note in row["notes"]):
         say(f"  {note}")

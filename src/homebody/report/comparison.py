@@ -178,8 +178,8 @@ def _allowed(rows: Sequence[Mapping[str, Any]], delta: float) -> list[str]:
         for value in dict.fromkeys(float(value) for value in row["epsilon"].values()):
             if 0 < value < math.inf:
                 who = [observer for observer, of in row["epsilon"].items() if float(of) == value]
-                short = epsilon_meaning(value, delta).short
-                allows.setdefault(short, []).append(f"{_short(row)} against {' and '.join(who)}")
+                whom = "everyone" if len(who) == len(row["epsilon"]) else " and ".join(who)
+                allows.setdefault(epsilon_meaning(value, delta).short, []).append(f"{_short(row)} against {whom}")
     if not allows:
         return []
     each = "; ".join(f"{', '.join(whose)}: {short}" for short, whose in allows.items())

@@ -105,19 +105,14 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
 
 
 def _meaning_lines(result: Mapping[str, Any]) -> list[str]:
-    """What each ε allows, the same one once; where nothing is bounded, one sentence says so."""
-    delta = result.get("epsilon_delta") or 0.0
-    values: dict[float, list[str]] = {}
-    for who, value in result["epsilon"].items():
-        values.setdefault(float(value), []).append(who)
-    if set(values) == {0.0}:
+    """What each ε allows; nothing where nothing was released."""
+    values = [float(value) for value in result["epsilon"].values()]
+    if not any(values):
         return []
-    lines = [
-        f"against {', '.join(who)}: {words.epsilon_meaning(value, delta if value else 0.0).sentence}"
-        for value, who in values.items()
-    ]
+    lines = words.epsilon_meanings(result["epsilon"], result.get("epsilon_delta") or 0.0)
     if any(0 < value < math.inf for value in values):
-        lines.append(f"not covered by ε: {words.NOT_COVERED_IN_SHORT}; `homebody account --run RUN` says more")
+        more = "" if result["data"] == "devices" else "; `homebody account --run RUN` says more"
+        lines.append(f"not covered by ε: {words.NOT_COVERED_IN_SHORT}{more}")
     return lines
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "duration",
     "epsilon",
     "epsilon_meaning",
+    "epsilon_meanings",
     "figure",
     "kilobytes",
     "measured",
@@ -140,9 +141,25 @@ def epsilon_meaning(value: float | str, delta: float = 0.0, about: str = "one pe
         f" at 1 % false positives {most} of those it is after."
     )
     if found > 0.5:
-        sentence += " This bound alone rules out little; `homebody audit` measures what known attacks find."
+        sentence += " This bound alone rules out little; an audit measures what known attacks find."
     factor = _factor(number)
     return EpsilonMeaning(odds, found, (factor, share), f"odds × {factor}, finds {share}", sentence)
+
+
+def epsilon_meanings(values: Mapping[str, float | str], delta: float) -> list[str]:
+    """What the ε against each observer means, a sentence for all observers that it is the same for.
+
+    >>> [line.partition(";")[0] for line in epsilon_meanings({"server": "inf", "clients": 0.5, "public": 0.5}, 0.0)]
+    ['against server: ε = ∞: nothing bounds what an observer learns about one person', "against clients, public: ε = \
+0.5: an observer's odds about one person move by a factor of at most 1.65"]
+    """
+    told: dict[float, list[str]] = {}
+    for who, value in values.items():
+        told.setdefault(float(value), []).append(who)
+    return [
+        f"against {', '.join(who)}: {epsilon_meaning(value, delta if value else 0.0).sentence}"
+        for value, who in told.items()
+    ]
 
 
 def _factor(number: float) -> str:
