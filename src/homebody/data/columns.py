@@ -25,6 +25,8 @@ __all__ = ["FileColumn", "known_kinds", "listed", "mark", "mark_all", "names_of_
 # What spreadsheets and data frames write where there was nothing.
 MISSING = ("", "nan", "NaN", "NAN", "null", "NULL", "None", "NA", "N/A", "<NA>")
 
+TEXTS = (pl.String, pl.Categorical, pl.Enum)
+"""Types of texts."""
 _FORMULA = "^'*[=+\\-@\\t\\r\\n＝＋－＠]"
 _MARKED = "^'+[=+\\-@\\t\\r\\n＝＋－＠]"
 _NUMBER = "^[+-]?(?:[0-9]+(?:\\.[0-9]*)?|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
@@ -69,7 +71,7 @@ class FileColumn:
             )
         if values.dtype.is_float():
             return values.fill_nan(None)
-        if values.dtype in (pl.Categorical, pl.Enum, pl.String):
+        if values.dtype in TEXTS:
             text = values.cast(pl.String).str.strip_chars()
             return text.set(text.is_in(MISSING), None)
         return values
@@ -118,7 +120,7 @@ class FileColumn:
         [1, 0, 0]
         """
         values = self.values
-        if values.dtype not in (pl.String, pl.Categorical, pl.Enum):
+        if values.dtype not in TEXTS:
             return Numbered.of(self.ids())
         # What is done to a text is done once, however many rows have it.
         written = Numbered.of(values.fill_null(""))
@@ -248,7 +250,7 @@ class FileColumn:
         """
         if self.values.dtype.is_temporal():
             return self.values.dtype in (pl.Date, pl.Datetime)
-        if not (self.values.dtype == pl.String or self.values.dtype.is_numeric()):
+        if not (self.values.dtype in TEXTS or self.values.dtype.is_numeric()):
             return False
         few = FileColumn(self.values.drop_nulls().head(1000), self.role, self.path).bare().drop_nulls()
         if not len(few):

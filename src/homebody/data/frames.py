@@ -5,6 +5,7 @@ pandas and pyarrow are not needed: a pandas frame is read column by column, from
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -50,14 +51,29 @@ def as_polars(frame: Any, what: str = "the frame") -> pl.DataFrame:
     if type(frame).__module__.partition(".")[0] == "pandas":
         return _of_pandas(frame, what)
     try:
-        return pl.DataFrame(frame) if hasattr(frame, "__arrow_c_stream__") else pl.from_dataframe(frame)
+        return pl.DataFrame(frame if hasattr(frame, "__arrow_c_stream__") else _interchanged(frame))
     except pl.exceptions.DuplicateError:
         raise HomebodyError(f"{what[:1].upper()}{what[1:]} has several columns of one name: rename them.") from None
+    except HomebodyError:
+        raise
     except Exception as error:  # whatever the other library raises
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise HomebodyError(
             f"{what[:1].upper()}{what[1:]} of type {type(frame).__name__} cannot be read as a table: {reason}."
         ) from error
+
+
+def _interchanged(frame: Any) -> Any:
+    """Pyarrow reads the older of the two protocols, which polars no longer does."""
+    try:
+        interchange = importlib.import_module("pyarrow.interchange")
+    except ImportError:
+        raise HomebodyError(
+            f"A frame of type {type(frame).__name__} speaks the dataframe interchange protocol alone: install what "
+            "reads it "
+            "(pip install pyarrow), or give it as an Arrow table or a polars frame."
+        ) from None
+    return interchange.from_dataframe(frame)
 
 
 def _of_pandas(frame: Any, what: str) -> pl.DataFrame:

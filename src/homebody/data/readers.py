@@ -76,6 +76,8 @@ def read(source: Source, choose: Choose | None = None, layout: Layout | None = N
         return _file(origin, choose, layout)
     if not isinstance(source, str | Path):
         table = as_polars(source, str(origin))
+        if table.width == 0:
+            raise HomebodyError(f"{str(origin).capitalize()} is empty: it needs a column of users and one of items.")
         return Reading(table if choose is None else table.select(_distinct(choose(table.columns))), [])
     table = _query(origin, layout)
     return Reading(table if choose is None else table.select(_distinct(choose(table.columns))), [])

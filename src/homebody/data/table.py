@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, usual
+from homebody.data.columns import TEXTS, FileColumn, known_kinds, listed, names_of_items, usual
 from homebody.data.delimited import suggested
 from homebody.data.origins import Layout, Origin, features_option, kind_option, option
 from homebody.data.population import Features, Kind, Population, build
@@ -120,12 +120,8 @@ def _fits(column: FileColumn) -> bool:
 
 
 def _missing(column: FileColumn) -> pl.Series:
-    values = column.values
-    if values.dtype.is_integer() or (
-        values.null_count() == 0 and not (values.dtype.is_float() or values.dtype == pl.String)
-    ):
-        return values.is_null()
-    return column.bare().is_null()
+    plain = column.values.dtype not in TEXTS and not column.values.dtype.is_float()
+    return column.values.is_null() if plain else column.bare().is_null()
 
 
 def _complete(table: pl.DataFrame, names: Mapping[str, str], path: Origin, notes: list[str]) -> pl.DataFrame:
