@@ -70,8 +70,8 @@ check: $(STAMP)  ## lint, format, types, import direction
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-bench: $(STAMP)  ## measure speed and memory against the stated bars
-	$(BIN)/python benchmarks/run.py
+bench: $(STAMP)  ## measure speed and memory against the stated bars (ARGS="--megabytes 500": a smaller file)
+	nice $(BIN)/python benchmarks/run.py $(ARGS)
 
 clean:  ## remove .venv, builds and caches (never data or runs)
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -439,6 +439,80 @@ def data_info() -> list[Figure]:
     return [_figure("homebody data info ml-1m", _command("data", "info", "ml-1m"), 3.0, "s")]
 
 
+def import_alone() -> list[Figure]:
+    """`import homebody` in a process of its own, less than what Python itself takes to count."""
+    script = "import time; began = time.perf_counter(); import homebody, sys; took = time.perf_counter() - began; "
+    script += "assert 'torch' not in sys.modules; print(took)"
+    took = [float(subprocess.check_output([sys.executable, "-c", script])) for _ in range(5)]
+    return [_figure("import homebody, without torch", sorted(took)[2], 0.15, "s")]
+
+
+def frames() -> list[Figure]:
+    """`load` of frames of 10 million rows: seconds, and memory beyond the frame's own."""
+    import numpy as np
+    import polars as pl
+
+    from homebody.data import load
+
+    draw, rows = np.random.default_rng(0), 10_000_000
+    frame = pl.DataFrame(
+        {
+            "user": draw.integers(0, 200_000, rows),
+            "item": draw.zipf(1.3, rows) % 50_000,
+            "time": draw.integers(1_500_000_000, 1_700_000_000, rows),
+            "rating": draw.integers(1, 11, rows) / 2,
+        }
+    )
+    texts = frame.with_columns(pl.format("u{}", "user").alias("user"), pl.format("i{}", "item").alias("item"))
+    figures = []
+    for what, given in (("numbers", frame), ("texts", texts)):
+        before, began = _memory_mb("VmRSS"), time.perf_counter()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
+        load(given)
+        took = time.perf_counter() - began
+        figures.append(_figure(f"load of a frame, 10 million rows, ids are {what}", took, 3.0, "s"))
+        figures.append(
+            _figure(f"the same, memory beyond the frame, {what}", _memory_mb("VmHWM") - before, 1000.0, "MB")
+        )
+    return figures
+
+
+def own_file() -> list[Figure]:
+    """`load` of a text file of `--megabytes`: every row is there, and memory stays below the file's size."""
+    import numpy as np
+    import polars as pl
+
+    from homebody.data import load
+
+    size = MEGABYTES
+    if size == 0:
+        return []
+    draw, block, rows = np.random.default_rng(0), 200_000, 0
+    words = np.array(["the", "film", "was", "long", "and", "not", "as", "good", "we", "had", "thought", "before", "it"])
+    reviews = pl.Series([" ".join(some) for some in words[draw.integers(0, len(words), (1000, 9))]])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "reviews.csv")
+        with path.open("wb") as file:
+            file.write(b"user_id,item_id,timestamp,rating,review\n")
+            while file.tell() < size * 1_000_000:
+                table = {
+                    "user": draw.integers(0, 500_000, block),
+                    "item": draw.zipf(1.3, block) % 100_000,
+                    "time": draw.integers(1_500_000_000, 1_700_000_000, block),
+                    "rating": draw.integers(1, 6, block),
+                    "review": reviews.gather(draw.integers(0, 1000, block)),
+                }
+                pl.DataFrame(table).write_csv(file, include_header=False)
+                rows += block
+        began = time.perf_counter()
+        people = load(path, feature_cols="")
+        took, peak = time.perf_counter() - began, _memory_mb("VmHWM")
+    if people.n_interactions != rows:
+        raise SystemExit(f"{people.n_interactions:,} of {rows:,} rows were read.")
+    name = f"load of a text file, {size:,} MB, {rows / 1e6:,.0f} million rows"
+    return [_figure(name, took, None, "s"), _figure("the same, peak memory", peak, 300.0 + size, "MB")]
+
+
 def _command(*arguments: str, times: int = 5) -> float:
     command = [str(Path(sys.executable).parent / "homebody"), *arguments]
     seconds = []
@@ -504,6 +578,9 @@ def _full_ranking(split: Any) -> tuple[float, dict[str, float]]:
 
 CASES: dict[str, Callable[[], list[Figure]]] = {
     "help": help_text,
+    "import": import_alone,
+    "frames": frames,
+    "own-file": own_file,
     "data-info": data_info,
     "ranking-ml-1m": ranking_ml_1m,
     "ranking-book-crossing": ranking_book_crossing,
@@ -526,16 +603,31 @@ def _figure(what: str, measured: float, bar: float | None, unit: str, loop: floa
     return {"what": what, "measured": measured, "bar": bar, "unit": unit, "loop": loop}
 
 
+MEGABYTES = 5000
+"""The size of the text file that `own-file` reads."""
+
+
+def _memory_mb(what: str) -> float:
+    """Of this process: VmRSS is what it has, VmHWM the most that it had."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return int(line.split()[1]) / 1024
+
+
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:
+    global MEGABYTES
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"any of {', '.join(CASES)}; all by default")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--megabytes", type=int, default=MEGABYTES, help=f"size of the file of own-file ({MEGABYTES}); 0 leaves it out"
+    )
     parser.add_argument("--here", metavar="CASE", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    MEGABYTES = given.megabytes
     if given.here:
         print(json.dumps(CASES[given.here]()))
         return
@@ -546,7 +638,10 @@ def main() -> None:
     for case in given.cases or CASES:
         print(f"{case} …", file=sys.stderr, flush=True)
         done = subprocess.run(
-            [sys.executable, __file__, "--here", case], stdout=subprocess.PIPE, text=True, check=False
+            [sys.executable, __file__, "--here", case, "--megabytes", str(given.megabytes)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
         )
         if done.returncode:
             print(f"{case} failed; see above.", file=sys.stderr)

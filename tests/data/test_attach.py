@@ -208,11 +208,6 @@ class TestKinds:
             (pl.Series(["a", "b", "a"], dtype=pl.Categorical), "categorical", ["a", "b", "a"]),
             (pl.Series(["1.5", "2", "3"]).cast(pl.Decimal(10, 2)), "numeric", [1.5, 2.0, 3.0]),
             (pl.Series([2**64 - 1, 2**64 - 1, 1], dtype=pl.UInt64), "numeric", [2**64 - 1, 2**64 - 1, 1]),
-            (
-                pl.Series(["2024-01-01", "2024-01-01", "2024-01-02"]).str.to_date(),
-                "categorical",
-                ["2024-01-01", "2024-01-01", "2024-01-02"],
-            ),
         ],
     )
     def test_types_of_parquet(
@@ -223,6 +218,21 @@ class TestKinds:
         assert found is not None
         assert found.kinds == {"x": kind}
         assert found.table["x"].to_list() == kept
+
+    def test_dates_are_features_only_if_that_is_said(self, people: Population, tmp_path: Path, said: list[str]) -> None:
+        file = tmp_path / "u.parquet"
+        days = pl.Series(["2024-01-01", "2024-01-01", "2024-01-02"])
+        pl.DataFrame({"user": [7, 9, 12], "age": [1.5, 2.5, 3.5], "since": days.str.to_date()}).write_parquet(file)
+        found = attach(people, user_features=file, say=said.append).user_features
+        assert found is not None
+        assert found.names == ["age"]
+        assert "u.parquet: left out since (looks like times); --kind COLUMN=KIND takes it all the same." in said
+        found = attach(people, user_features=file, kinds={"since": "categorical"}).user_features
+        assert found is not None
+        assert found.table["since"].to_list() == days.to_list()
+        pl.DataFrame({"user": [7], "since": days[:1]}).write_parquet(file)
+        with pytest.raises(HomebodyError, match="has no column that can be a feature of users"):
+            attach(people, user_features=file)
 
     @pytest.mark.parametrize("values", [[{"a": 1}], [b"x"], [[{"a": 1}]], [[[1]]]])
     def test_types_that_say_nothing_are_refused(self, people: Population, tmp_path: Path, values: list[object]) -> None:

@@ -168,7 +168,12 @@ FILES: dict[str, Odd] = {
     "one-item": Odd(rows("ann,1", "bob,1", "cat,1"), 3, check=lambda people: people.n_items == 1),
     "one-row": Odd(rows("ann,1"), 1),
     "repeated-rows": Odd(rows("ann,1", "ann,1", "ann,1"), 3),
-    "decimal-comma": Odd(rows("ann;1;4,5", "bob;1;3,0", header="user;item;rating"), says="rating.* row 1 has '4,5'"),
+    "decimal-comma": Odd(
+        rows("ann;1;4,5", "bob;1;3", header="user;item;rating"),
+        2,
+        check=lambda people: people.ratings.tolist() == [4.5, 3],
+    ),
+    "thousands": Odd(rows("ann;1;4,500", "bob;1;3", header="user;item;rating"), says="rating.* row 1 has '4,500'"),
     "nothing": Odd(b"", says="is empty"),
     "only-header": Odd(b"user,item\n", says="no rows"),
     "only-blank-lines": Odd(b"\n\r\n\n", says="is empty"),

@@ -209,10 +209,15 @@ def _guessed(path: Origin, table: pl.DataFrame, wanted: Mapping[str, Kind], role
             kinds[name] = wanted[name]
             continue
         column = FileColumn(table[name], "feature", path)
+        if column.looks_like_times():
+            say(f"{path.name}: left out {name} (looks like times); {kind_option(path)} takes it all the same.")
+            continue
         kinds[name] = column.guess() if role == "user" else column.guess_of_items()
         guesses.append(f"{name} as {kinds[name]}")
     if guesses:
         say(f"{path.name}: took {', '.join(guesses)} ({kind_option(path)} takes it otherwise).")
+    if not kinds:
+        raise HomebodyError(f"{path} has no column that can be a feature of {role}s, so it says nothing about them.")
     return kinds
 
 

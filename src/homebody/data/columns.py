@@ -15,7 +15,7 @@ from typing import cast
 
 import polars as pl
 
-from homebody.data.dates import EITHER_WAY, compact, day_first, moments, with_format
+from homebody.data.dates import EITHER_WAY, compact, day_first, iso, moments, with_format
 from homebody.data.origins import Named, Origin, option
 from homebody.data.population import KINDS, Kind, Numbered
 from homebody.errors import HomebodyError, refuse_unknown
@@ -30,6 +30,7 @@ TEXTS = (pl.String, pl.Categorical, pl.Enum)
 _FORMULA = "^'*[=+\\-@\\t\\r\\n＝＋－＠]"
 _MARKED = "^'+[=+\\-@\\t\\r\\n＝＋－＠]"
 _NUMBER = "^[+-]?(?:[0-9]+(?:\\.[0-9]*)?|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+DECIMAL_COMMA = "^[+-]?[0-9]+,[0-9]{1,2}$"
 SEPARATOR = "|"
 FEW = 32
 """Whole numbers with more distinct values than this are amounts, not codes."""
@@ -98,6 +99,8 @@ class FileColumn:
         """
         values = self.bare()
         self.refuse(values.is_null(), f"{'an' if self.role == 'item' else 'a'} {self.role} in every row")
+        if values.dtype in (pl.Int32, pl.Int64):
+            return values
         if values.dtype.is_integer():
             small = values.cast(pl.Int64, strict=False)
             return small if small.null_count() == 0 else values.cast(pl.String)
@@ -130,12 +133,16 @@ class FileColumn:
         return Numbered.of(distinct.ids()).of_rows(written.rows)
 
     def numbers(self) -> pl.Series:
-        """Finite numbers in every row.
+        """Finite numbers in every row. A comma with one or two digits after it is a point.
 
         >>> FileColumn(pl.Series(["1", "2.5"]), "rating", Path("a.csv")).numbers().to_list()
         [1.0, 2.5]
         """
-        values = _as_numbers(self.bare())
+        values = self.bare()
+        if values.dtype == pl.String and values.str.contains(DECIMAL_COMMA).any():
+            plain = values.str.contains(f"{DECIMAL_COMMA}|^[+-]?[0-9]+$")
+            values = values if not plain.all() else values.str.replace(",", ".", literal=True)
+        values = _as_numbers(values)
         self.refuse(~values.cast(pl.Float32).is_finite().fill_null(False), "numbers")
         return values
 
@@ -217,6 +224,9 @@ class FileColumn:
         return counted
 
     def _dated(self, text: pl.Series, least: int) -> pl.Series:
+        dates = iso(text)
+        if dates.null_count() == text.null_count():
+            return dates
         first = day_first(text)
         if first is None:
             forms = " or ".join(f"'{form}'" for form in EITHER_WAY)
@@ -266,7 +276,7 @@ class FileColumn:
         Lists, and texts of which one has a `|`, are multi-hot. Numbers are categorical if they are whole, have at
         most 32 distinct values and each value stands twice on average; otherwise numeric. Texts of which more
         than half are distinct, and which are long (12 characters on average) or of several words, are text;
-        others are categorical. Numbers with leading zeros are codes, so texts. Dates (of Parquet) are categorical.
+        others are categorical. Numbers with leading zeros are codes, so texts.
 
         >>> kinds = [["Drama|War", "Drama"], ["7", "7"], ["7", "8.5"], ["F", "M"], ["Emma, a novel", "Dracula, retold"]]
         >>> [FileColumn(pl.Series("x", values), "feature", Path("a.csv")).guess() for values in kinds]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
-__all__ = ["EITHER_WAY", "compact", "day_first", "moments", "with_format"]
+__all__ = ["EITHER_WAY", "compact", "day_first", "iso", "moments", "with_format"]
 
 # After `T` and `Z` have been spelled out.
 ISO_FORMATS = (
@@ -39,11 +39,20 @@ def moments(text: pl.Series, first_is_day: bool | None = None) -> pl.Series:
     >>> str(moments(pl.Series(["1/2/2024 3:05 PM"]), first_is_day=True)[0])
     '2024-02-01 15:05:00'
     """
-    found = _parsed(text.str.replace(r"^(\d{4}-\d{2}-\d{2})[Tt]", "$1 ").str.replace(r"[Zz]$", "+00:00"), ISO_FORMATS)
+    found = iso(text)
     if found.null_count() == text.null_count():
         return found
     others = _parsed(_as_iso(text, first_is_day), LATER_FORMATS)
     return found.zip_with(found.is_not_null(), others)
+
+
+def iso(text: pl.Series) -> pl.Series:
+    """Moments in UTC of ISO dates; null where there is none.
+
+    >>> str(iso(pl.Series(["2024-02-01T10:00:00+01:00"]))[0])
+    '2024-02-01 09:00:00'
+    """
+    return _parsed(text.str.replace(r"^(\d{4}-\d{2}-\d{2})[Tt]", "$1 ").str.replace(r"[Zz]$", "+00:00"), ISO_FORMATS)
 
 
 def day_first(text: pl.Series) -> bool | None:

@@ -325,12 +325,15 @@ def _whole(values: pl.Series, before: pl.Series | None) -> pl.Series:
         whole = some.cast(pl.Int64, strict=False)
         if whole.null_count() != some.null_count() or not (whole.cast(pl.String) == some).all():
             return values
-    return whole
+    small = whole.cast(pl.Int32, strict=False)
+    return small if small.null_count() == whole.null_count() else whole
 
 
 def _joined(name: str, parts: list[pl.Series]) -> pl.Series:
-    if len({part.dtype for part in parts}) > 1:
-        parts = [part.cast(pl.String) for part in parts]
+    types = {part.dtype for part in parts}
+    if len(types) > 1:
+        widest = pl.String if pl.String in types else pl.Int64
+        parts = [part.cast(widest) for part in parts]
     return pl.concat(parts).alias(name)
 
 

@@ -465,15 +465,17 @@ class Numbered(NamedTuple):
             rank = np.empty(len(used), dtype=np.int32)
             rank[place[: len(used)][order]] = np.arange(len(used), dtype=np.int32)
             return cls(names.gather(order).alias(ids.name), rank[place[len(used) :]])
-        if ids.dtype == pl.Int64 and len(ids):
+        if ids.dtype in (pl.Int32, pl.Int64) and len(ids):
             values, low = ids.to_numpy(), cast(int, ids.min())
             span = cast(int, ids.max()) - low + 1
             if span <= 4 * len(values) + 1024:
                 there = np.zeros(span, dtype=np.bool_)
-                there[values - low] = True
+                there[values - values.dtype.type(low)] = True
                 place = np.cumsum(there, dtype=np.int32) - np.int32(1)
-                return cls(pl.Series(ids.name, np.flatnonzero(there) + low), place[values - low])
-        return cls(ids.unique().sort(), (ids.rank("dense").cast(pl.Int32) - 1).to_numpy())
+                return cls(pl.Series(ids.name, np.flatnonzero(there) + low), place[values - values.dtype.type(low)])
+        distinct = ids.unique().sort()
+        known = distinct.cast(pl.Int64) if ids.dtype == pl.Int32 else distinct
+        return cls(known, (ids.rank("dense").cast(pl.Int32) - 1).to_numpy())
 
     def of_rows(self, rows: npt.NDArray[np.int32]) -> Numbered:
         """Where these ids were taken from rows that are numbered: the ids of those rows."""

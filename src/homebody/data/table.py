@@ -6,6 +6,7 @@ Its other columns may be features: of users, of items or of interactions.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
@@ -88,10 +89,12 @@ def read_table(
         table = _complete(table, names, path, notes)
     column = {role: FileColumn(table[name], role, path) for role, name in names.items()}
     try:
+        with ThreadPoolExecutor(2) as both:
+            users, items = both.map(FileColumn.numbered, (column["user"], column["item"]))
         population = build(
             path.stem,
-            column["user"].numbered(),
-            column["item"].numbered(),
+            users,
+            items,
             times=column["time"].times(time_format) if "time" in column else None,
             ratings=column["rating"].numbers() if "rating" in column else None,
             # The numbers of the file's rows end up in the population's order.
