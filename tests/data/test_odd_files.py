@@ -104,7 +104,7 @@ FILES: dict[str, Odd] = {
     "windows-named": Odd(rows("ann,5€", "bob,6€").decode().encode("cp1252"), 2, options={"encoding": "cp1252"}),
     "japanese": Odd(rows("花子,本", "太郎,本").decode().encode("shift_jis"), 2, options={"encoding": "shift_jis"}),
     "wrong-encoding": Odd(
-        "user,item\nß,1\n".encode(), says="is not ascii text .*--encoding", options={"encoding": "ascii"}
+        "user,item\nß,1\n".encode(), says="is not ascii text: line 2 .*--encoding", options={"encoding": "ascii"}
     ),
     "unknown-encoding": Odd(PLAIN.encode(), says="no encoding 'klingon'", options={"encoding": "klingon"}),
     # separators
@@ -113,6 +113,7 @@ FILES: dict[str, Odd] = {
     "pipes": Odd(PLAIN.replace(",", "|").encode(), 40, r"took \| for what stands between values"),
     "double-colons": Odd(PLAIN.replace(",", "::").encode(), 40, "took :: for what stands between values"),
     "carets": Odd(PLAIN.replace(",", "^").encode(), says=r"--separator \^"),
+    "wrong-separator": Odd(PLAIN.replace(",", "\t").encode(), says="--separator tab", options={"separator": ";"}),
     "carets-named": Odd(PLAIN.replace(",", "^").encode(), 40, options={"separator": "^"}),
     "spaces": Odd(PLAIN.replace(",", " ").encode(), says="--separator space"),
     "spaces-named": Odd(PLAIN.replace(",", " ").encode(), 40, options={"separator": "space"}),
@@ -224,6 +225,7 @@ FILES: dict[str, Odd] = {
     "inches-among-quoted": Odd(
         rows('ann,5" disk', 'bob,"tape"'), 2, check=lambda people: set(people.item_ids.to_list()) == {'5" disk', "tape"}
     ),
+    "inches-and-blank-lines": Odd(rows('ann,5" disk', "", 'bob,6" disk'), 2, "quotation marks inside values"),
     "inches-and-needed": Odd(rows('ann,5" disk', 'bob,"a, b"'), says="Line 2 .*quotation mark inside a value"),
     "open-quote": Odd(rows('ann,"emma', "bob,emma"), says="quotation mark that is not closed in line 2"),
     "space-before-quote": Odd(rows('ann, "emma"', 'bob, "emma"'), 2, check=lambda people: people.n_items == 1),

@@ -38,8 +38,8 @@ LONG = 12
 """Characters from which on a text, on average, is something to read rather than a label."""
 EXACT = 2.0**53
 """Above this, floats cannot hold every whole number."""
-EPOCHS = ((9e8, 2.2e9), (9e11, 2.2e12))
-"""Seconds, and milliseconds, from 1998 to 2039: numbers that are taken for times."""
+EPOCHS = ((7e8, 2.2e9), (7e11, 2.2e12))
+"""Seconds, and milliseconds, from 1992 to 2039: numbers that are taken for times."""
 TITLES = ("title", "name")
 """The name of the column of item names."""
 # Numbers are not written like this, codes are: 01234.
@@ -252,7 +252,7 @@ class FileColumn:
         return _as_numbers(values).null_count() * 2 < len(values) if len(values) else False
 
     def looks_like_times(self) -> bool:
-        """Whether the values are dates, or numbers of seconds or milliseconds since 1970 in this century.
+        """Whether the values are dates, or seconds or milliseconds since 1970 of recent decades.
 
         >>> columns = [["2024-02-01"], ["1700000000", "1700000009"], ["1999"], ["soon"]]
         >>> [FileColumn(pl.Series("x", values), "feature", Path("a.csv")).looks_like_times() for values in columns]

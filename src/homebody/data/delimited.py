@@ -135,20 +135,20 @@ class _Reader:
         if scan.loose is not None:
             loose, quoting, self.literal = self._line(text, scan.loose), False, True
             scan = _scan(text, separator, quoting)
-            self._check_literal(scan, loose)
+            cells = scan.cells[_full(text, scan)]
+            if len(cells) and (cells != (self.cells or cells[0])).any():
+                raise self._loose(loose)
         end = int(scan.stops[-1]) if len(scan.stops) else 0
         if b"\0" in text:
             raise HomebodyError(
-                f"Line {self._line(text, text.index(0)):,} of {self.path} has a NUL byte: the file is damaged, is no "
-                "text, "
-                f"or is UTF-16, which {option(self.path, 'encoding', 'utf-16')} reads."
+                f"Line {self._line(text, text.index(0)):,} of {self.path} has a NUL byte: the file is damaged, "
+                f"is no text, or is UTF-16, which {option(self.path, 'encoding', 'utf-16')} reads."
             )
         if len(text) - end > 0 and (last or len(text) - end > LONGEST):
             where = end + text[end:].rfind(b'"')
             raise HomebodyError(
                 f"{self.path} has a quotation mark that is not closed in line {self._line(text, where):,} or before: "
-                "close "
-                "it, or remove it."
+                "close it, or remove it."
             )
         kept = self._kept(text, scan)
         rows = int(kept.sum())
@@ -164,27 +164,19 @@ class _Reader:
         self.lines += text.count(b"\n", 0, end)
         return parsed, end
 
-    def _check_literal(self, scan: _Scan, line: int, strange: bool = False) -> None:
+    def _loose(self, line: int) -> HomebodyError:
         """Quotation marks inside values are read as they stand only where no value needs any."""
-        if strange or (len(scan.cells) and (scan.cells != (self.cells or scan.cells[0])).any()):
-            raise HomebodyError(
-                f"Line {line:,} of {self.path} has a quotation mark inside a value, and not all rows have as many "
-                "cells: "
-                'write it twice and put the value between quotation marks, as in "a 5"" disk".'
-            )
+        return HomebodyError(
+            f"Line {line:,} of {self.path} has a quotation mark inside a value, and not all rows have as many cells: "
+            'write it twice and put the value between quotation marks, as in "a 5"" disk".'
+        )
 
     def _line(self, text: bytes, at: int) -> int:
         return self.lines + text.count(b"\n", 0, at) + 1
 
     def _kept(self, text: bytes, scan: _Scan) -> npt.NDArray[np.bool_]:
         """Which rows have as many cells as the first; empty lines are no rows."""
-        full = np.ones(len(scan.stops), dtype=np.bool_)
-        if len(scan.stops) == 0:
-            return full
-        starts = np.concatenate([[0], scan.stops[:-1]])
-        bare = scan.stops - starts - 1
-        data = np.frombuffer(text, dtype=np.uint8)
-        full = (bare > 1) | ((bare == 1) & (data[starts] != ord("\r")))
+        full = _full(text, scan)
         if not full.any():
             return full
         self.cells = self.cells or int(scan.cells[full.argmax()])
@@ -193,11 +185,12 @@ class _Reader:
             return full
         if not self.layout.drop:
             row = int(wrong.argmax())
+            start = int(scan.stops[row - 1]) if row else 0
             remedy = "correct it"
             if self.layout.main:
                 remedy += f", or leave such rows out with {option(self.path, 'drop_missing')}"
             raise HomebodyError(
-                f"Line {self._line(text, int(starts[row])):,} of {self.path} has "
+                f"Line {self._line(text, start):,} of {self.path} has "
                 f"{several(int(scan.cells[row]), 'cell')}, and {self._first()} has {self.cells:,}: {remedy}."
             )
         self.ragged += int(wrong.sum())
@@ -229,7 +222,7 @@ class _Reader:
         if not quoting:
             begun = table.select(pl.any_horizontal(pl.all().str.contains(r'^\s*"[^"]*$').fill_null(False))).to_series()
             if begun.any():
-                self._check_literal(_scan(b"", ",", False), self.lines + 1 + int(begun.arg_max() or 0), strange=True)
+                raise self._loose(self.lines + 1 + int(begun.arg_max() or 0))
             for name in table.columns:
                 quoted = pl.col(name).str.extract(r'^\s*"(.*)"\s*$').str.replace_all('""', '"', literal=True)
                 table = table.with_columns(pl.coalesce(quoted, pl.col(name)))
@@ -296,6 +289,15 @@ def _scan(text: bytes, separator: str, quoting: bool) -> _Scan:
     return _Scan(stops, _cells(stops, np.flatnonzero(marks)), loose)
 
 
+def _full(text: bytes, scan: _Scan) -> npt.NDArray[np.bool_]:
+    """Which rows are not empty."""
+    if not len(scan.stops):
+        return np.ones(0, dtype=np.bool_)
+    starts = np.concatenate([[0], scan.stops[:-1]])
+    bare = scan.stops - starts - 1
+    return (bare > 1) | ((bare == 1) & (np.frombuffer(text, dtype=np.uint8)[starts] != ord("\r")))
+
+
 def _cells(stops: npt.NDArray[np.int64], marks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     rows = len(stops)
     marks = marks[: int(np.searchsorted(marks, stops[-1]))] if rows else marks[:0]
@@ -313,7 +315,7 @@ def suggested(names: list[str]) -> str | None:
     >>> suggested(["user^item^time"])
     '^'
     """
-    return next((mark for mark in SUGGESTED if len(names) == 1 and mark in names[0].strip()), None)
+    return next((mark for mark in (*TAKEN, *SUGGESTED) if len(names) == 1 and mark in names[0].strip()), None)
 
 
 def _whole(values: pl.Series, before: pl.Series | None) -> pl.Series:
@@ -450,14 +452,12 @@ def _refuse_utf_16(path: Path, head: bytes) -> None:
 
 
 def _not_so_encoded(path: Path, encoding: str, part: bytes, lines: int, error: UnicodeDecodeError) -> HomebodyError:
-    if encoding != "utf-8":
-        line = lines + 1
-        return HomebodyError(f"{path} is not {encoding} text from line {line:,} on: give another --encoding.")
     # What an earlier part kept back is in the error's object, and ends a character of several bytes.
     at = error.start - (len(error.object) - len(part))
     line = lines + part[: max(at, 0)].count(b"\n") + 1
-    high = set(part) & set(range(0x80, 0xA0))
-    likely = "cp1252" if high else "latin-1"
+    if encoding != "utf-8":
+        return HomebodyError(f"{path} is not {encoding} text: line {line:,} cannot be read; give another --encoding.")
+    likely = "cp1252" if set(part) & set(range(0x80, 0xA0)) else "latin-1"
     return HomebodyError(
         f"{path} is not UTF-8 text: line {line:,} has the byte 0x{error.object[error.start]:02X}; if it is a file of "
         f"Western Europe, give {option(path, 'encoding', likely)}, or else the name of its encoding."

@@ -109,7 +109,7 @@ def choose_columns(
 def _unknown(path: Origin, present: list[str], role: str, separator: str | None) -> HomebodyError:
     hint = ""
     if separator is not None:
-        word = {" ": "space", "\x01": "\\x01", "\x1f": "\\x1f"}.get(separator, separator)
+        word = {" ": "space", "\t": "tab", "\x01": "\\x01", "\x1f": "\\x1f"}.get(separator, separator)
         hint = f" (if that is one line of several values, give {option(path, 'separator', word)})"
     elif any(_is_value(name) for name in present):
         hint = f" (if the file has no header line, give {option(path, 'no_header')})"

@@ -372,10 +372,10 @@ def _fractions(values: pl.Series) -> bool:
 def _proposal(path: Origin, left: Mapping[str, str], with_times: bool) -> Iterable[str]:
     likely = [name for name, why in left.items() if why == TIMES]
     if likely and not with_times:
+        look, it = ("looks", "it") if len(likely) == 1 else ("look", "the first")
         yield (
-            f"{path.name} has no times of interactions that were found by name, but {listed(likely[:3])} "
-            f"{'looks' if len(likely) == 1 else 'look'} like times: {option(path, 'time_col', likely[0])} takes "
-            f"{'it' if len(likely) == 1 else 'the first'} for them."
+            f"{path.name}: no column is called time, but {listed(likely[:3])} {look} like times: "
+            f"{option(path, 'time_col', likely[0])} takes {it} for them."
         )
 
 
