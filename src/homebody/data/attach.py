@@ -12,7 +12,7 @@ import polars as pl
 
 from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, unmark_all, usual
 from homebody.data.news import usable
-from homebody.data.origins import Layout, Origin, Reading, kind_option
+from homebody.data.origins import Layout, LoadedTable, Origin, kind_option
 from homebody.data.population import Features, Impressions, Kind, Population, pointers, whole_times
 from homebody.data.published import rows_for
 from homebody.data.readers import Source, origin_of, read
@@ -142,7 +142,7 @@ def with_view(population: Population, name: str, features: Features) -> Populati
     return replace(population, user_features=joined if old is None else old.beside(joined))
 
 
-def _told(path: Origin, table: Reading, say: Say) -> pl.DataFrame:
+def _told(path: Origin, table: LoadedTable, say: Say) -> pl.DataFrame:
     """The rows of a table, after what is to be said of how it was read. Its columns have names of their own."""
     for note in table.notes:
         say(note)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.origins import Layout, Reading, option
+from homebody.data.origins import Layout, LoadedTable, option
 from homebody.errors import HomebodyError, several
 
 __all__ = ["PACKED", "opened", "read_text"]
@@ -55,7 +55,7 @@ PACKED = {
 }
 
 
-def read_text(path: Path, choose: Callable[[list[str]], list[str]] | None, layout: Layout) -> Reading:
+def read_text(path: Path, choose: Callable[[list[str]], list[str]] | None, layout: Layout) -> LoadedTable:
     """The columns that `choose` picks from the header's names, otherwise all.
 
     A file without a header (`layout.header`) has columns called 1, 2, 3 and so on. A row with more or fewer cells than
@@ -79,7 +79,7 @@ class _Reader:
         self.ragged = 0
         self.literal = False
 
-    def table(self) -> Reading:
+    def table(self) -> LoadedTable:
         parts: list[list[pl.Series]] = []
         with opened(self.path, self.notes) as file:
             rest = b""
@@ -105,7 +105,7 @@ class _Reader:
         if self.literal:
             self.notes.append(f"{self.path.name} has quotation marks inside values: they are read as they stand.")
         columns = [_joined(self.names[at], [part[n] for part in parts]) for n, at in enumerate(self.picked)]
-        return Reading(pl.DataFrame(columns), self.notes)
+        return LoadedTable(pl.DataFrame(columns), self.notes)
 
     def _separator(self, text: bytes) -> str:
         if self.layout.separator is not None:

@@ -10,7 +10,7 @@ import polars as pl
 
 from homebody.errors import HomebodyError
 
-__all__ = ["FRAME", "Layout", "Named", "Origin", "Reading", "features_option", "kind_option", "option"]
+__all__ = ["FRAME", "Layout", "LoadedTable", "Named", "Origin", "features_option", "kind_option", "option"]
 
 SEPARATOR_NAMES = {
     "tab": "\t",
@@ -142,7 +142,7 @@ class Layout:
         return Layout(encoding=self.encoding)
 
 
-class Reading(NamedTuple):
+class LoadedTable(NamedTuple):
     """Rows, and what is to be said of how they were read."""
 
     rows: pl.DataFrame

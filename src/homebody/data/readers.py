@@ -20,7 +20,7 @@ import polars as pl
 
 from homebody.data.delimited import opened, read_text
 from homebody.data.frames import Frame, as_polars, is_frame
-from homebody.data.origins import FRAME, Layout, Named, Origin, Reading, option
+from homebody.data.origins import FRAME, Layout, LoadedTable, Named, Origin, option
 from homebody.errors import HomebodyError
 
 __all__ = ["FILE_ENDINGS", "SCHEMES", "Source", "origin_of", "raw_table", "read"]
@@ -52,8 +52,7 @@ def origin_of(source: Source, what: str = "") -> Origin:
             kind = type(source).__name__
             raise HomebodyError(
                 "Data come from a name, a file, the address of a database or a data frame (pandas, polars, Arrow), "
-                "not from "
-                f"a {kind}."
+                f"not from a {kind}."
             )
         return FRAME if not what else Named(what, what, "frame", typed=False)
     text = str(source)
@@ -63,7 +62,7 @@ def origin_of(source: Source, what: str = "") -> Origin:
     return Path(text)
 
 
-def read(source: Source, choose: Choose | None = None, layout: Layout | None = None, what: str = "") -> Reading:
+def read(source: Source, choose: Choose | None = None, layout: Layout | None = None, what: str = "") -> LoadedTable:
     """The columns of a source as they stand, those of text files as texts or whole numbers; `choose` picks from their
     names, otherwise all. What must be said of how it was read comes with them.
 
@@ -78,9 +77,9 @@ def read(source: Source, choose: Choose | None = None, layout: Layout | None = N
         table = as_polars(source, str(origin))
         if table.width == 0:
             raise HomebodyError(f"{str(origin).capitalize()} is empty: it needs a column of users and one of items.")
-        return Reading(table if choose is None else table.select(_distinct(choose(table.columns))), [])
+        return LoadedTable(table if choose is None else table.select(_distinct(choose(table.columns))), [])
     table = _query(origin, layout)
-    return Reading(table if choose is None else table.select(_distinct(choose(table.columns))), [])
+    return LoadedTable(table if choose is None else table.select(_distinct(choose(table.columns))), [])
 
 
 def raw_table(path: Path, choose: Choose | None = None) -> pl.DataFrame:
@@ -92,7 +91,7 @@ def _distinct(names: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _file(path: Path, choose: Choose | None, layout: Layout) -> Reading:
+def _file(path: Path, choose: Choose | None, layout: Layout) -> LoadedTable:
     form = _format(path)
     if layout.query is not None:
         raise HomebodyError(f"{option(path, 'query')} asks a database, and {path} is a file: leave it out.")
@@ -106,7 +105,7 @@ def _file(path: Path, choose: Choose | None, layout: Layout) -> Reading:
     with _failures_named(path):
         if form == "parquet":
             names = list(pl.read_parquet_schema(path))
-            return Reading(pl.read_parquet(path, columns=None if choose is None else _distinct(choose(names))), [])
+            return LoadedTable(pl.read_parquet(path, columns=None if choose is None else _distinct(choose(names))), [])
         notes: list[str] = []
         if form == "excel":
             table = _sheet(path, layout, notes)
@@ -114,7 +113,7 @@ def _file(path: Path, choose: Choose | None, layout: Layout) -> Reading:
             table = pl.read_ipc(path)
         else:
             table = _objects(path, form)
-    return Reading(table if choose is None else table.select(_distinct(choose(table.columns))), notes)
+    return LoadedTable(table if choose is None else table.select(_distinct(choose(table.columns))), notes)
 
 
 def _format(path: Path) -> Format:
