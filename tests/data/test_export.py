@@ -98,3 +98,12 @@ def test_the_command(tmp_path: Path) -> None:
     table = pl.read_csv(file)
     assert set(table["user"]) == {3, 4, 5}
     assert done.stdout == f"{len(table)} interactions of 3 users are in {file}.\n"
+
+
+def test_an_odd_file_becomes_a_plain_one(tmp_path: Path) -> None:
+    odd, plain = tmp_path / "odd.txt", tmp_path / "plain.csv"
+    odd.write_bytes("josé^emma^31/01/24\nann^emma^\n".encode("latin-1"))
+    words = ["data", "export", str(odd), str(plain), "--separator", "^", "--encoding", "latin-1", "--no-header"]
+    done = CliRunner().invoke(app, [*words, "--time-col", "3", "--drop-missing"])
+    assert done.exit_code == 0, done.output
+    assert plain.read_text(encoding="utf-8") == "user,item,time\njosé,emma,1706659200\n"

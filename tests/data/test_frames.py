@@ -188,7 +188,7 @@ TWICE = pd.DataFrame([[1, 2, 3]], columns=["user", "item", "item"])
             {},
             r"Which column of the frame is the item\? Name it with item_col;",
         ),
-        (pl.DataFrame({"user": [1], "item": [2]}).clear(), {}, "the frame has no rows, so there is nobody"),
+        (pl.DataFrame({"user": [1], "item": [2]}).clear(), {}, "The frame has no rows, so there is nobody"),
         (pd.DataFrame(), {}, "The frame is empty: it needs a column of users and one of items."),
         (TWICE, {}, "The frame has two columns called 'item': rename one of them."),
         (pa.table([[1], [2], [3]], names=["user", "item", "item"]), {}, "The frame has several columns of one name"),
@@ -208,7 +208,7 @@ TWICE = pd.DataFrame([[1, 2, 3]], columns=["user", "item", "item"])
         (
             LOANS,
             {"user_features": pl.DataFrame({"user": ["ann"]})},
-            "frame of user features has only the column 'user'",
+            "^The frame of user features has only the column 'user'",
         ),
         (pd.DataFrame({"user": [2.0**60, 2.0**60 + 2048], "item": [1, 2]}), {}, "floats hold exactly, up to 2\\^53"),
         (pd.DataFrame({"user": [1, 2], "item": [[1], [2]]}), {}, "item column 'item' of the frame holds List"),
@@ -216,6 +216,6 @@ TWICE = pd.DataFrame([[1, 2, 3]], columns=["user", "item", "item"])
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(source: Any, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(HomebodyError, match=f"(?i){sentence}") as caught:
+    with pytest.raises(HomebodyError, match=sentence) as caught:
         load(source, **options)
     assert "\n" not in str(caught.value)

@@ -108,8 +108,10 @@ def info(source: Source, given: Given, as_json: Json = False) -> None:
 
 
 @app.command("export")
+@from_settings(Recipe, "columns", *WRITTEN)
 def export_data(
     source: Source,
+    given: Given,
     file: Annotated[Path, Argument(help="The CSV file to write; an existing file is replaced.")],
     users: Annotated[
         str | None, Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
@@ -130,7 +132,8 @@ def export_data(
     """
     from homebody.data.export import chosen, export, export_elsewhere, export_view
 
-    population = _loaded(source, view, as_json, data_dir=data_dir)
+    values = given.values()
+    population = _loaded(source, view, as_json, data_dir=data_dir, **values.pop("columns"), **values)
     who = None if users is None else chosen(users, population.n_users)
     people = population.n_users if who is None else len(who)
     if part not in ("history", "elsewhere"):

@@ -21,7 +21,8 @@ ISO_FORMATS = (
     "%Y-%m-%d %H:%M%:z",
 )
 LATER_FORMATS = (*ISO_FORMATS, "%Y-%m-%d %H:%M:%S%.f %z", "%Y-%m-%d %I:%M:%S %p", "%Y-%m-%d %I:%M %p")
-MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_NAMES = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+MONTHS = {name: number for number, name in enumerate(_NAMES, start=1)}
 _CLOCK = r"((?:[ ,T:]+\d{1,2}:\d{2}.*)?)$"
 _NUMBERS = r"^(\d{1,2})[/.-](\d{1,2})[/.-](\d{4}|\d{2})" + _CLOCK
 _AMAZON = r"^(\d{1,2}) (\d{1,2}), (\d{4})$"
@@ -118,7 +119,7 @@ def _as_iso(text: pl.Series, first_is_day: bool | None) -> pl.Series:
     text = text.str.replace(r"^([A-Za-z]{3})[a-z]*\.? +(\d{1,2})(?:st|nd|rd|th)?,? +(\d{4})" + _CLOCK, "$2 $1 $3$4")
     named = text.str.extract_groups(r"^(\d{1,2})[ -/.]+([A-Za-z]{3})[a-z]*[ -/.,]+(\d{4})" + _CLOCK).struct.unnest()
     day, month, year, clock = (named[name] for name in named.columns)
-    number = month.str.to_lowercase().replace_strict(MONTHS, range(1, 13), default=None, return_dtype=pl.Int32)
+    number = month.str.to_lowercase().replace_strict(MONTHS, default=None, return_dtype=pl.Int32)
     text = _iso(text, year, number, day, clock)
     text = text.str.replace(r"^(\d{4})[/.](\d{1,2})[/.](\d{1,2})", "$1-$2-$3")
     text = text.str.replace(_AMAZON, "$3-$1-$2")

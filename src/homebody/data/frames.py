@@ -34,7 +34,7 @@ def is_frame(source: object) -> bool:
     >>> is_frame(pl.DataFrame()), is_frame("ml-100k")
     (True, False)
     """
-    known = hasattr(source, "__arrow_c_stream__") or hasattr(source, "__dataframe__")
+    known = hasattr(source, "__arrow_c_stream__") or hasattr(source, "__dataframe__") or _from_pandas(source)
     return isinstance(source, pl.DataFrame | pl.LazyFrame) or (known and not isinstance(source, type))
 
 
@@ -48,7 +48,7 @@ def as_polars(frame: Any, what: str = "the frame") -> pl.DataFrame:
         return frame
     if isinstance(frame, pl.LazyFrame):
         return frame.collect()
-    if type(frame).__module__.partition(".")[0] == "pandas":
+    if _from_pandas(frame):
         return _of_pandas(frame, what)
     try:
         return pl.DataFrame(frame if hasattr(frame, "__arrow_c_stream__") else _interchanged(frame))
@@ -61,6 +61,10 @@ def as_polars(frame: Any, what: str = "the frame") -> pl.DataFrame:
         raise HomebodyError(
             f"{what[:1].upper()}{what[1:]} of type {type(frame).__name__} cannot be read as a table: {reason}."
         ) from error
+
+
+def _from_pandas(source: object) -> bool:
+    return type(source).__module__.partition(".")[0] == "pandas"
 
 
 def _interchanged(frame: Any) -> Any:

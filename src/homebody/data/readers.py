@@ -222,7 +222,7 @@ def _objects(path: Path, form: Format) -> pl.DataFrame:
         return pl.read_json(content, infer_schema_length=None)
     try:
         return pl.read_ndjson(content, infer_schema_length=None)
-    except pl.exceptions.PolarsError:
+    except (pl.exceptions.PolarsError, RuntimeError):  # older versions of polars raise the latter
         for number, line in enumerate(content.splitlines(), start=1):
             try:
                 known = not line.strip() or isinstance(json.loads(line), dict)

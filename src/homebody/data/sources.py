@@ -10,11 +10,12 @@ checksum (MovieLens-20M and -25M, unpacked) are accepted if they give the publis
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import platformdirs
 
@@ -33,6 +34,9 @@ from homebody.files import insisting
 __all__ = ["Place", "cache_dir", "find", "get", "load"]
 
 
+P = ParamSpec("P")
+
+
 @dataclass(frozen=True)
 class Place:
     """A folder that holds a dataset, and how it came to be looked at."""
@@ -48,6 +52,22 @@ def cache_dir() -> Path:
     return platformdirs.user_cache_path("homebody") / "data"
 
 
+def _begun(loading: Callable[P, Population]) -> Callable[P, Population]:
+    """A sentence that begins with the frame begins with a capital."""
+
+    @functools.wraps(loading)
+    def wrapped(*arguments: P.args, **options: P.kwargs) -> Population:
+        try:
+            return loading(*arguments, **options)
+        except HomebodyError as error:
+            if not str(error).startswith("the frame"):
+                raise
+            raise type(error)(f"T{str(error)[1:]}") from error
+
+    return wrapped
+
+
+@_begun
 def load(
     source: Source,
     *,
