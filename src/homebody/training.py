@@ -549,7 +549,9 @@ def _step(method: Method, progress: Progress, got: Collected, number: int, *, la
             raise Diverged(f"The server's step failed {ATTEMPTS} times in round {number}: {reason}") from error
         got.spoiled(reason)
         return False
-    progress.shared, progress.server = shared, server
+    # A checkpoint keeps numbers, not their layout in memory, and sums over another layout differ in their last bits.
+    progress.shared = {name: value.contiguous() for name, value in shared.items()}
+    progress.server = server
     return True
 
 

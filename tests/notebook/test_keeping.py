@@ -20,6 +20,9 @@ from homebody.testing import described, impressed
 SOURCE = "synthetic:users=80,items=50,mean=10"
 MADE: dict[str, Any] = {
     "fedials": lambda: hb.fit("fedials", SOURCE, rounds=2, quiet=True),
+    "noised": lambda: hb.fit(
+        hb.FedIALS(factors=4), SOURCE, rounds=2, stages=["clip:norm=5", "gaussian:z=2"], quiet=True
+    ),
     "fedmf": lambda: hb.fit("fedmf", SOURCE, rounds=5, cohort=30, seed=3, quiet=True),
     "pfedrec": lambda: hb.fit(hb.PFedRec(factors=4), SOURCE, rounds=4, quiet=True),
     "fedrecon": lambda: hb.fit("fedrecon", SOURCE, rounds=2, quiet=True),
@@ -29,7 +32,7 @@ MADE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=["fedials", "fedmf", "pfedrec", "fedrecon", "features", "impressions"])
+@pytest.fixture(params=["fedials", "noised", "fedmf", "pfedrec", "fedrecon", "features", "impressions"])
 def model(request: pytest.FixtureRequest) -> hb.Fitted:
     made: hb.Fitted = MADE[request.param]()
     return made
