@@ -101,7 +101,7 @@ def test_the_rest_of_the_page(real_data: Path, tmp_path: Path, warm: Nest) -> No
     assert "about one person, with everything they did: ε = ∞ at" in ledger
     assert "it takes 143 bytes, whatever the history is" in seen
     assert "this person's history" in seen
-    assert len(re.findall(r"^ \d+ +\S", ranked, re.M)) == 10
+    assert len(re.findall(r"^ +\d+ {2,}\S", ranked, re.M)) == 10
     assert served.count("mean over impressions: AUC") == 2
     assert len(re.findall(r"the gradient +1\.000 .* 1\.000 ", attacked)) == 2
     assert "CONTRADICTED" not in attacked
