@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from homebody.cli import app
 from homebody.errors import HomebodyError
 from homebody.federation.server.admin import opened
+from homebody.federation.server.records import Presence
 from homebody.federation.service.certificates import make_device_key
 from homebody.federation.service.keys import make_report_key
 from homebody.privacy import OBSERVERS, Charge, Reports
@@ -299,6 +300,59 @@ def test_what_the_server_does(server: Path) -> None:
     assert "fedmf, round 3 of 100 is done" in text
     assert "rounds 0 of 100; 2 items" in text
     assert "refused: someone else's number: 2" in text
+
+
+def test_what_an_operator_asks(tmp_path: Path, server: Path) -> None:
+    """Who is connected, since when others are not, the budget, the quality by round, and why training ended."""
+    for number, name in enumerate(("kitchen", "study", "attic")):
+        make_device_key(tmp_path / name)
+        said("keys", "add", server, tmp_path / name / "device.pub", "--name", name, "--people", number + 1)
+    with opened(server) as (_, records):
+        marks = [device.fingerprint for device in records.devices()]
+        records.note_presence({marks[0]: Presence("2026-11-19T20:14:02Z", True, 1, "")})
+        records.note_presence({marks[1]: Presence("2026-11-18T08:00:30Z", False, 0, "")})
+        for step in (1, 2, 3):
+            measured = {"valid/ndcg@10": step / 8, "hr@10": 0.5, "ndcg@10": 0.25} if step != 2 else {}
+            records.add_round(Round("train", step, step, 4, metrics=measured, epsilon={"server": 0.5 * step}))
+        records.note("waiting", json.dumps({"present": 1, "least": 6}))
+        records.note("trouble", "3 of 6 clients answered.")
+        records.ledger().charge("train/1", [Charge(who, "user", Reports(2.0, 1)) for who in OBSERVERS])
+    file, budget = server / "server.toml", 'budget = "eps=5,delta=1e-06,unit=user,observer=public"'
+    text = file.read_text().replace("stages = []", 'stages = ["clip:norm=0.5", "gaussian:z=4"]')
+    file.write_text(text.replace("[recipe]", f"[recipe]\n{budget}"))
+
+    status = answered("server", "status", server, "--rounds", 2)
+    assert status["budget"]["epsilon"] == 5
+    assert (status["budget"]["spent"], status["budget"]["left"]) == pytest.approx((2, 3))
+    assert [line["step"] for line in status["history"]] == [2, 3]
+    assert [device["connected"] for device in status["devices"]] == [False] * 3, "The server does not run."
+    assert (status["ended"], status["trouble"]) == (None, "3 of 6 clients answered.")
+    text = said("server", "status", server)
+    assert "waits for" not in text
+    assert "the last attempt ended: 3 of 6 clients answered." in text
+    assert "budget: ε 5 for one user, against the public, at δ = 1e-06; 2 spent, 3 left" in text
+
+    with (server / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = said("server", "status", server)
+        assert "waits for people: 1 are connected, and 6 are needed (--least)" in text
+        assert "connected: 1 device with 1 person who take part" in text
+        rows = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
+        assert ["kitchen", "0", "connected"] in [row[:3] for row in rows]
+        assert ["study", "1–2", "2026-11-18 08:00"] in [row[:3] for row in rows]
+        assert ["attic", "3–5", "never"] in [row[:3] for row in rows]
+        assert ["2", "4", "0.0", "–", "–", "–", "1"] in rows
+        assert ["3", "4", "0.0", "0.3750", "0.5000", "0.2500", "1.5"] in rows
+        with opened(server) as (_, records):
+            records.note_presence({marks[0]: Presence("2026-11-19T20:15:02Z", True, 0, "It is too large.")})
+            records.note("result", json.dumps({"rounds": 3, "stopped": "Training stopped before round 4."}))
+        text = said("server", "status", server)
+        assert "kitchen refuses: It is too large." in text
+        assert "training ended: Training stopped before round 4." in text
+        assert "the last attempt" not in text
+    with opened(server) as (_, records):
+        records.forget_connections()
+        assert not any(seen.connected for seen in records.presence().values())
 
 
 @pytest.mark.parametrize(("people", "told"), [(1, "1 person is"), (4321, "4,321 people are")])

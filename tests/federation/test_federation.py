@@ -15,6 +15,7 @@ from homebody.data.partitions import everything, leave_one_out
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import recommend
 from homebody.federation.server.admin import opened
+from homebody.federation.server.records import why_ended
 from homebody.recipe import Recipe
 from homebody.simulation import Simulator
 from homebody.training import fit
@@ -117,6 +118,14 @@ def test_a_server_that_is_started_after_training_gives_its_model_to_one_newcomer
     federation.start("server", newcomer.name)
     federation.wait_for("server", "published", devices=1, items=few.n_items)
     assert federation.said("server", "waiting") == 1, "Only before the training."
+    with opened(federation.server) as (_, records):
+        assert why_ended(records.notes()) is not None
+
+        def connected() -> list[str]:
+            there = [mark for mark, seen in records.presence().items() if seen.connected]
+            return [device.name for device in records.devices() if device.fingerprint in there]
+
+        federation.wait(lambda: connected() == [newcomer.name], "the one device that is there is said to be")
     with Home(newcomer) as home:
         federation.wait(lambda: home.models.ranking() is not None, "the newcomer has the model")
         assert len(recommend(home, home.people.find("person 3"), 5)) == 5

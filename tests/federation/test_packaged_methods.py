@@ -20,6 +20,7 @@ from homebody.data import Population
 from homebody.data.partitions import everything
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import recommend
+from homebody.federation.server.admin import opened
 from homebody.recipe import Recipe
 from homebody.simulation import Simulator
 from homebody.training import fit
@@ -72,6 +73,9 @@ def test_a_method_of_a_package_is_trained_where_it_is_allowed_and_the_same(
     federation.wait(lambda: all(sentence in refusals() for sentence in wanted), "each device says what is wrong")
     assert ", and this device that of my-package 1.1 (code " in refusals()
     assert federation.rounds() == 0
+    with opened(federation.server) as (_, records):
+        said = {seen.refuses for seen in records.presence().values()}
+    assert all(any(sentence in refusal for refusal in said) for sentence in wanted), "`server status` has them too."
     for name in ("server", *(device.name for device in federation.devices)):
         federation.kill(name)
 

@@ -129,13 +129,20 @@ def start(
 
 
 @app.command()
-def status(folder: Dir, as_json: options.Json = False) -> None:
-    """Show what the server is doing, who may take part, what was disclosed so far, and what was refused."""
+def status(
+    folder: Dir,
+    rounds: Annotated[int, Option(help="How many of the last rounds to show.", min=0)] = 10,
+    as_json: options.Json = False,
+) -> None:
+    """Show what the server does or why training ended, who is connected, budget, quality by round, and refusals."""
     from homebody.federation.server.admin import report, running
     from homebody.federation.server.plan import opened
 
     with opened(folder) as (plan, records):
-        state = {**report(plan, records), "running": running(folder)}
+        alive = running(folder)
+        state = {**report(plan, records, rounds), "running": alive}
+        if not alive:  # whoever was connected to a server that was killed is not
+            state["devices"] = [{**device, "connected": False, "refuses": None} for device in state["devices"]]
     options.answer(state, as_json, lambda: options.show(*_status_parts(folder, state)))
 
 
@@ -255,7 +262,18 @@ def _status_parts(folder: Path, state: dict[str, Any]) -> Iterator[str | Table]:
     certified = ", ".join(f"{who} {epsilon(value)}" for who, value in state["epsilon"].items())
     yield f"{folder}: {state['method']}, {state['doing']} ({alive})"
     yield f"rounds {state['rounds']} of {state['planned']}; {several(state['items'], 'item')}"
+    if state["ended"]:
+        yield f"training ended: {state['ended']}"
+    elif state["trouble"]:
+        yield f"the last attempt ended: {state['trouble']}"
+    if state["running"] and (lacking := state["waiting"]):
+        yield f"waits for people: {lacking['present']} are connected, and {lacking['least']} are needed (--least)"
+        if "devices" in lacking:
+            yield f"waits for devices: {lacking['devices']} of the {lacking['least_devices']} that a secure sum needs"
     yield f"ε certified, one user, so far: {certified}; δ = {state['delta']:g}"
+    if budget := state["budget"]:
+        spent, left = (epsilon(budget[name]) for name in ("spent", "left"))
+        yield f"budget: ε {budget['epsilon']:g} for {budget['who']}; {spent} spent, {left} left"
     yield from state["assumes"]
     if last := state["measured"]:
         shown = [name for name in (state["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
@@ -264,13 +282,21 @@ def _status_parts(folder: Path, state: dict[str, Any]) -> Iterator[str | Table]:
         if clipped := len(last["unclipped"]):
             of = f"{several(clipped, 'metric')} of {len(last['metrics'])}"
             yield f"{of} clipped to 0 … 1: noise carried the estimate beyond"
-    table = options.table(["device", "clients", "added", "key"])
+    if state["history"]:
+        yield _history(state)
+    table = options.table(["device", "clients", "last seen", "added", "key"])
     for device in state["devices"]:
         last = device["first"] + device["people"] - 1
         numbers = str(device["first"]) if device["people"] == 1 else f"{device['first']}–{last}"
-        added = "removed" if device["removed"] else device["added"]
-        table.add_row(device["name"], numbers, added, device["fingerprint"][:12])
+        added = "removed" if device["removed"] else _minute(device["added"])
+        seen = "connected" if device["connected"] else _minute(device["seen"]) if device["seen"] else "never"
+        table.add_row(device["name"], numbers, seen, added, device["fingerprint"][:12])
     yield table
+    there = [device for device in state["devices"] if device["connected"]]
+    if state["running"]:
+        who = several(sum(device["active"] for device in there), "person", "people")
+        yield f"connected: {several(len(there), 'device')} with {who} who take part"
+    yield from (f"{device['name']} refuses: {device['refuses']}" for device in there if device["refuses"])
     for device in state["devices"]:
         if device["set_aside"] and not device["removed"]:
             since = f"{device['name']} is set aside since {device['set_aside']}: {several(device['faults'], 'answer')}"
@@ -282,3 +308,26 @@ def _status_parts(folder: Path, state: dict[str, Any]) -> Iterator[str | Table]:
         until = f"{who} left alone until {rest['until']} at most"
         yield f"{until}: they declined, or what they sent was refused"
     yield from (f"{name}: {amount:,}" for name, amount in state["counters"].items())
+
+
+def _history(state: dict[str, Any]) -> Table:
+    """The last rounds: who answered, what was measured, and ε against the server up to then."""
+    from homebody.report.words import epsilon
+
+    measured = [name for name in (state["selects"], "hr@10", "ndcg@10") if state["measured"]]
+    headings = ["round", "clients", "seconds", *measured, "ε, server"]
+    table = options.table(headings, right=headings)
+    for line in state["history"]:
+        figures = (line["metrics"].get(name) for name in measured)
+        shown = ("–" if figure is None else f"{float(figure):.4f}" for figure in figures)
+        spent = epsilon(line["epsilon"]["server"]) if "server" in line["epsilon"] else "–"
+        table.add_row(str(line["step"]), f"{line['clients']:,}", f"{line['seconds']:.1f}", *shown, spent)
+    return table
+
+
+def _minute(moment: str) -> str:
+    """
+    >>> _minute("2026-11-19T20:14:02Z")
+    '2026-11-19 20:14'
+    """
+    return moment[:16].replace("T", " ")

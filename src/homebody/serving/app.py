@@ -376,6 +376,6 @@ def run(folder: Path) -> None:
     """Run a service until it is told to stop."""
     settings = ServiceSettings.read(folder)
     alone = holding(folder / LOCK, f"A service runs in {folder} already.", patience=_FAREWELL)
-    with alone, web.listen(settings.host, settings.port) as listening:
+    with alone, web.listen(settings.host, settings.port, settings.elsewhere(folder, "listen")) as listening:
         service = Service(folder, settings)
         web.serve(service, listening, folder / "keys" if settings.tls else None, service.refused)

@@ -41,6 +41,7 @@ CREATE TABLE removed (id TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROW
 CREATE INDEX removed_by_version ON removed (version);
 CREATE TABLE tokens (name TEXT PRIMARY KEY, hash BLOB NOT NULL UNIQUE, operator INTEGER NOT NULL) WITHOUT ROWID;
 """
+_STEPS = (_TABLES,)
 
 
 class KnownModel(NamedTuple):
@@ -89,7 +90,7 @@ def _opened(folder: Path) -> Database:
     if not path.exists():
         raise HomebodyError(f"The service in {folder} has lost its database {DATABASE}: make another service.")
     database = connect(path, what="service's database")
-    database.migrate("service", [_TABLES])
+    database.migrate("service", _STEPS)
     return database
 
 

@@ -18,7 +18,8 @@ from homebody.database import connect
 from homebody.errors import HomebodyError
 from homebody.federation.server.monitor import Monitor, RoundSums, exposition, health
 from homebody.federation.server.plan import ServerPlan
-from homebody.federation.server.records import Records
+from homebody.federation.server.records import Presence, Records
+from homebody.privacy import Budget
 from homebody.progress import Round
 from homebody.recipe import Recipe
 
@@ -84,7 +85,7 @@ def test_a_server_that_has_done_nothing(records: Records) -> None:
     assert found["homebody_rounds_total", ()] == 0
     assert found["homebody_devices", ()] == 0
     assert ("homebody_round_seconds", ()) not in found
-    assert health(RoundSums(records)) == {"status": "ok", "doing": "starting", "rounds": 0}
+    assert health(RoundSums(records)) == {"status": "ok", "doing": "starting", "rounds": 0, "connected": 0}
 
 
 def test_what_prometheus_reads(records: Records) -> None:
@@ -100,12 +101,23 @@ def test_what_prometheus_reads(records: Records) -> None:
     for reason in ("too late", 'a "quoted" \\ one', "two\nlines", "x=1,y={2}"):
         records.count(f"refused: {reason}")
     records.note("doing", "round 2 of 5 is done")
-    found = parsed(exposition(RoundSums(records)))
+    records.note_presence({"ab12": Presence("2026-01-01T00:01:40Z", True, 2, "It is too large.")})
+    records.note_presence({"cd34": Presence("2026-01-01T00:00:00Z", True, 2, "")})
+    records.note("waiting", json.dumps({"present": 2, "least": 4}))
+    records.note("result", json.dumps({"rounds": 2, "stopped": None}))
+    found = parsed(exposition(RoundSums(records), Budget(2.0, 1e-6, "user", "clients")))
     assert found == {
         ("homebody_rounds_total", ()): 2,
         ("homebody_devices", ()): 1,
         ("homebody_devices_aside", ()): 0,
         ("homebody_people", ()): 3,
+        ("homebody_devices_connected", ()): 1,
+        ("homebody_people_connected", ()): 2,
+        ("homebody_devices_refusing", ()): 1,
+        ("homebody_device_seen_timestamp_seconds", (("device", "kitchen"),)): 1767225700.0,
+        ("homebody_training_ended", ()): 1,
+        ("homebody_budget_epsilon", (("observer", "clients"),)): 2.0,
+        ("homebody_budget_spent_epsilon", (("observer", "clients"),)): 1.5,
         ("homebody_items", ()): 2,
         ("homebody_bytes_up_total", ()): 200,
         ("homebody_bytes_down_total", ()): 4000,
@@ -123,7 +135,14 @@ def test_what_prometheus_reads(records: Records) -> None:
         ("homebody_refused_total", (("reason", "two lines"),)): 1,
         ("homebody_refused_total", (("reason", "x=1,y={2}"),)): 1,
     }
-    assert health(RoundSums(records)) == {"status": "ok", "doing": "round 2 of 5 is done", "rounds": 2}
+    assert health(RoundSums(records)) == {
+        "status": "ok",
+        "doing": "round 2 of 5 is done",
+        "rounds": 2,
+        "connected": 2,
+        "waiting": {"present": 2, "least": 4},
+        "ended": "All 2 rounds are done.",
+    }
 
 
 def test_an_answer_reads_each_round_once(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +204,9 @@ def test_it_answers_while_the_server_trains(records: Records, tmp_path: Path) ->
         status, kind, text = asked(f"{where}/health")
         assert (status, kind, json.loads(text)["status"]) == (200, "application/json", "ok")
         assert asked(f"{where}/other")[0] == 404
-        with pytest.raises(HomebodyError, match=f"/metrics cannot be served on {where}: .*choose another"):
+        place = re.escape(str(tmp_path / "server.toml"))
+        said = f"/metrics cannot be served on {where}: .*another address as metrics in {place}, where --metrics of"
+        with pytest.raises(HomebodyError, match=said):
             Monitor(plan(where), tmp_path)
     with pytest.raises(urllib.error.URLError):
         asked(f"{where}/health")

@@ -505,6 +505,7 @@ def test_a_database_without_proxies_is_brought_forward(database: Database) -> No
     database.execute("DROP TABLE sheet")
     database.execute("DROP TABLE fault")
     database.execute("DROP TABLE secure_sum")
+    database.execute("DROP TABLE presence")
     database.execute("UPDATE homebody_schema SET version = 1 WHERE component = ?", (COMPONENT,))
     assert whole(Records(database)) == expected
     Records(database).add_proxy(b"key", "mixer")
@@ -516,6 +517,7 @@ def test_a_database_without_features_is_brought_forward(database: Database, tmp_
     database.execute("DROP TABLE sheet")
     database.execute("DROP TABLE fault")
     database.execute("DROP TABLE secure_sum")
+    database.execute("DROP TABLE presence")
     database.execute("UPDATE homebody_schema SET version = 2 WHERE component = ?", (COMPONENT,))
     records = Records(database)
     assert (whole(records), records.features()) == (expected, None)

@@ -71,7 +71,7 @@ def _serve(asked: argparse.Namespace) -> None:
         raise HomebodyError(f"The secret in {asked.secret} has {len(secret)} bytes; it takes at least 16.")
     from homebody.federation.service.web import Limits, listen, server
 
-    listening = listen(asked.host, asked.port)
+    listening = listen(asked.host, asked.port, asked.elsewhere)
     quiet_flower()
     os.environ["FLWR_DATABASE"] = ":flwr-in-memory:"
     try:
@@ -114,6 +114,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--cert", type=Path, help="The server's certificate, PEM.")
     parser.add_argument("--key", type=Path, help="The certificate's key, PEM.")
     parser.add_argument("--limit", type=int, default=LIMIT, help="The most bytes of one device's request.")
+    parser.add_argument("--elsewhere", default="give another --port", help="What to do if the address is taken.")
     parser.add_argument("--follow-parent", action="store_true", help="End when standard input does.")
     try:
         _serve(parser.parse_args(given))

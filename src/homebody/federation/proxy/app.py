@@ -155,7 +155,7 @@ def run(folder: Path) -> None:
     """Run a proxy until it is told to stop."""
     settings = ProxySettings.read(folder)
     alone = holding(folder / ".lock", f"A proxy runs in {folder} already.", patience=_FAREWELL)
-    with alone, web.listen(settings.host, settings.port) as listening:
+    with alone, web.listen(settings.host, settings.port, settings.elsewhere(folder, "listen")) as listening:
         proxy = Proxy(folder, settings)
         web.serve(proxy.app, listening, folder / "keys" if settings.tls else None, proxy.refused)
 

@@ -80,6 +80,7 @@ CREATE TABLE batches (
 INSERT INTO batches SELECT number, epoch, size, reports FROM short_batches;
 DROP TABLE short_batches;
 """
+_STEPS = (_TABLES, SUMS, _LONG_REPORTS)
 WINDOW = 4
 """The most batches of an epoch that are being sent at a time."""
 HEAP = 8192
@@ -138,7 +139,7 @@ def opened(folder: Path) -> Database:
     # What is deleted is overwritten with zeros, in the tables; the log of what was written keeps it a little longer.
     for pragma in ("secure_delete = ON", "cache_size = -65536", "wal_autocheckpoint = 0", "temp_store = MEMORY"):
         database.execute(f"PRAGMA {pragma}").fetchall()
-    database.migrate("proxy", [_TABLES, SUMS, _LONG_REPORTS])
+    database.migrate("proxy", _STEPS)
     # A statement that inserts many reports counts them off here.
     database.execute("CREATE TEMP TABLE places (place INTEGER PRIMARY KEY)")
     counting = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) SELECT i FROM n"

@@ -30,13 +30,14 @@ from homebody.federation.schema import FeatureSchema
 from homebody.federation.secure_sum.roster import Roster
 from homebody.federation.server.letters import resting
 from homebody.federation.server.plan import FILE, ServerPlan, opened
-from homebody.federation.server.records import COMPONENT, LONGEST, Records
+from homebody.federation.server.records import COMPONENT, LONGEST, Presence, Records, why_ended
 from homebody.federation.server.rosters import stored_roster
 from homebody.federation.service.certificates import make_authority
 from homebody.federation.service.keys import make_report_key
 from homebody.federation.service.text import is_loopback, making, one_line
 from homebody.federation.views import views_of
 from homebody.files import is_held, sync_folder, write_new
+from homebody.privacy import Budget, Ledger
 from homebody.privacy.assumptions import ROSTER, assumptions
 from homebody.report.record import Result, jsonable
 from homebody.rng import Rng
@@ -310,14 +311,42 @@ def running(folder: Path) -> bool:
     return is_held(folder / ".lock")
 
 
-def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
-    """What `homebody server status` says."""
+def _spent(budget: Budget, ledger: Ledger) -> dict[str, Any]:
+    spent = budget.spent(ledger)
+    left = max(0.0, budget.epsilon - spent)
+    return {"observer": budget.observer, "epsilon": budget.epsilon, "spent": spent, "left": left, "who": budget.who}
+
+
+def _of_round(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: line[name] for name in ("step", "clients", "seconds", "metrics", "epsilon")}
+
+
+def _seen(presence: Presence | None) -> dict[str, Any]:
+    """Whether a device is connected, and since when it is not; `seen` is None for one that never was."""
+    return (
+        {"connected": False, "seen": None, "active": 0, "refuses": None}
+        if presence is None
+        else {
+            "connected": presence.connected,
+            "seen": presence.seen,
+            "active": presence.people,
+            "refuses": presence.refuses or None,
+        }
+    )
+
+
+def report(plan: ServerPlan, records: Records, last: int = 10) -> dict[str, Any]:
+    """What `homebody server status` says. last: how many rounds of the history."""
     ledger, lines, method, roster = records.ledger(), records.rounds(), plan.method(), stored_roster(records)
+    budget, presence, notes = plan.recipe.allowed(), records.presence(), records.notes()
     report: dict[str, Any] = jsonable(
         {
             "method": plan.recipe.method,
             "run": plan.run,
-            "doing": records.notes().get("doing", "not started yet"),
+            "doing": notes.get("doing", "not started yet"),
+            "waiting": json.loads(notes.get("waiting") or "null"),
+            "ended": why_ended(notes),
+            "trouble": notes.get("trouble") or None,
             "rounds": len(lines),
             "planned": plan.planned(method),
             "items": records.n_items(),
@@ -325,11 +354,16 @@ def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
             "selects": plan.recipe.selects(),
             "epsilon": ledger.epsilons(plan.recipe.stated_at),
             "delta": plan.recipe.stated_at,
-            "devices": [{name: getattr(device, name) for name in STATUS} for device in records.devices()],
+            "budget": None if budget is None else _spent(budget, ledger),
+            "history": [_of_round(line) for line in lines[-last:]] if last else [],
+            "devices": [
+                {**{name: getattr(device, name) for name in STATUS}, **_seen(presence.get(device.fingerprint))}
+                for device in records.devices()
+            ],
             "proxies": [{"name": proxy.name, "added": proxy.added} for proxy in records.proxies()],
             "assumes": _assumed(method, roster),
             "roster": None if roster is None else {"number": roster.number, "devices": len(roster.devices)},
-            "resting": resting(records.notes()),
+            "resting": resting(notes),
             "counters": records.counters(),
         }
     )

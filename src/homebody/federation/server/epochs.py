@@ -46,6 +46,7 @@ CREATE TABLE epoch_counts (
 );
 """
 _LONG_REPORTS = "ALTER TABLE epoch ADD COLUMN size INTEGER NOT NULL DEFAULT 4;"
+_STEPS = (_SCHEMA, _LONG_REPORTS)
 _COLUMNS = "id, public, shared, k, entries, among, closes, name, arrived, people, size"
 Counts = npt.NDArray[np.int64]
 """How often each report came: of entry e, the bit 0 at 2e and the bit 1 at 2e + 1."""
@@ -109,7 +110,7 @@ class Epochs:
     def __init__(self, records: Records, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.records, self._db, self._clock = records, records.database, clock
         self._keys = folder / "epochs"
-        self._db.migrate(COMPONENT, (_SCHEMA, _LONG_REPORTS))
+        self._db.migrate(COMPONENT, _STEPS)
 
     def open(
         self, name: str, asks: str, k: int, entries: int, seconds: float, among: int = 1, size: int = BIT_BYTES

@@ -231,6 +231,13 @@ def _plan_in(folder: Path) -> dict[str, Any]:
     return plan
 
 
+def _elsewhere(folder: Path) -> str:
+    """What to do where the address is taken."""
+    from homebody.federation.server.plan import ServerPlan
+
+    return ServerPlan.elsewhere(folder, "reports")
+
+
 def main(given: list[str] | None = None) -> None:
     """The process. Exit code 2: something a person must put right; anything else: start it again."""
     parser = argparse.ArgumentParser("homebody.federation.server.intake", description="Take in reports from proxies.")
@@ -241,7 +248,7 @@ def main(given: list[str] | None = None) -> None:
     try:
         plan = _plan_in(asked.folder)
         host, _, port = str(plan["reports"]).rpartition(":")
-        listening = web.listen(host.strip("[]"), int(port))
+        listening = web.listen(host.strip("[]"), int(port), _elsewhere(asked.folder))
         records = Records(connect(database_in(asked.folder, plan["database"]), what="server's database"))
         intake = Intake(Epochs(records, asked.folder))
         if asked.follow_parent:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from homebody.core import Tree
 from homebody.federation import wire
 from homebody.federation.server import answers
-from homebody.federation.server.answers import Answer
+from homebody.federation.server.answers import LONGEST_REFUSAL, Answer
+from homebody.federation.server.records import Presence
+from homebody.federation.server.records import now as moment_of_records
 from homebody.federation.task import Task
 
 if TYPE_CHECKING:
@@ -45,6 +47,10 @@ LOOK_SECONDS = 2.0
 SILENT_TIMES = 3
 """Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
 PAUSE = 0.2
+PRESENCE_SECONDS = 10.0
+"""How often what is known of connections is brought up to date while a round waits for answers."""
+SEEN_SECONDS = 60.0
+"""How often the time is written down at which a device was last connected, while it is."""
 
 
 def resting(notes: Mapping[str, str]) -> dict[str, Any] | None:
@@ -113,14 +119,19 @@ class Correspondence:
         self._sent_to_rest: set[int] = set()
         self.declined: set[int] = set()
         """The numbers of people who declined in the round, or whose device did for all of its people."""
+        self._refuses: dict[str, str] = {}
+        self._noted: dict[str, tuple[Presence, float]] = {}
+        self._looked = 0.0
         if "resting" in records.notes():
             records.note("resting", "{}")  # of a process that is no more: this one asks everybody
+        records.forget_connections()
 
     def look_around(self, greeting: Task) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
         devices = self._devices()
         asked = {mark: device for mark, device in devices.items() if not device.set_aside}
-        online = {node: asked[mark] for mark, node in self._link.nodes().items() if mark in asked}
+        nodes = self._link.nodes()
+        online = {node: asked[mark] for mark, node in nodes.items() if mark in asked}
         for node in set(self.known) - set(online):
             del self.known[node]
         now = time.monotonic()
@@ -135,6 +146,7 @@ class Correspondence:
             self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
         self._greeted = {message: to for message, to in self._greeted.items() if to[1] > now and to[0] in online}
         if not self._greeted:
+            self._note_presence(nodes)
             return
         for reply in self._link.receive(set(self._greeted), PAUSE):
             node, _ = self._greeted.pop(reply.message, (0, 0.0))
@@ -153,6 +165,27 @@ class Correspondence:
                 del self.known[node]
             elif known is None or state.active:
                 self._log("joined", device=state.device.fingerprint[:12], people=len(state.active))
+        self._note_presence(nodes)
+
+    def _note_presence(self, nodes: Mapping[str, int]) -> None:
+        """Write down who is connected, for whoever asks: what changed, and now and then when a device was seen."""
+        now, at = time.monotonic(), moment_of_records()
+        self._looked = now
+        changed: dict[str, Presence] = {}
+        for mark, node in nodes.items():
+            if mark not in self._registered:
+                continue
+            people = len(self.known[node].active) if node in self.known else 0
+            seen = Presence(at, True, people, self._refuses.get(mark, ""))
+            before, when = self._noted.get(mark, (None, 0.0))
+            if before is None or before[1:] != seen[1:] or now - when > SEEN_SECONDS:
+                changed[mark] = seen
+        for mark, (before, _) in self._noted.items():
+            if before.connected and mark not in nodes:
+                changed[mark] = Presence(at, False, 0, "")
+        if changed:
+            self._records.note_presence(changed)
+            self._noted.update({mark: (seen, now) for mark, seen in changed.items()})
 
     def present(self) -> list[int]:
         """The numbers of all people who are there and not resting."""
@@ -221,6 +254,8 @@ class Correspondence:
             part = {} if task.sum is None else {"exchange": task.sum.exchange}
             self._log("sent", kind=task.kind, release=task.release, devices=len(waiting), **part)
         while (waiting or gone) and (left := end - time.monotonic()) > 0:
+            if time.monotonic() - self._looked > PRESENCE_SECONDS:
+                self._note_presence(self._link.nodes())
             if gone:
                 possible = answered + sum(weights[node] for node in {*waiting.values(), *gone})
                 self._ask_again(gone, lost, write, weights, possible - asked.needed)
@@ -330,6 +365,7 @@ class Correspondence:
         anything."""
         state = self.known[node]
         if answer.refused is not None:
+            self._refuses[state.device.fingerprint] = answer.refused[:LONGEST_REFUSAL]
             self._records.count("refused: the device refuses")
             said = {"reason": "the device refuses", "said": answer.refused[:200]}
             self._log("refused", device=state.device.fingerprint[:12], **said)
@@ -337,6 +373,7 @@ class Correspondence:
         if answer.unregistered and not state.active:  # said once, when it is greeted
             people = {"people": len(answer.people) + answer.unregistered, "registered": state.device.people}
             self._log("more people than registered", device=state.device.fingerprint[:12], **people)
+        self._refuses.pop(state.device.fingerprint, None)
         state.active, state.items, state.holds = list(answer.people), answer.items, set(answer.holds)
         state.lacks = answer.lacks
         return True

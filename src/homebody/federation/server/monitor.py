@@ -6,12 +6,13 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homebody.database import connect
 from homebody.errors import HomebodyError
-from homebody.federation.server.records import Records
+from homebody.federation.server.records import Records, why_ended
 from homebody.federation.service import web
 from homebody.federation.service.logs import counts, quoted, samples
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from homebody.federation.server.plan import ServerPlan
+    from homebody.privacy import Budget
 
 __all__ = ["Monitor", "RoundSums", "counters", "exposition", "health"]
 
@@ -79,10 +81,11 @@ class Monitor:
         except HomebodyError as error:
             self._records.database.close()
             reason = getattr(error.__cause__, "strerror", None) or error
-            raise HomebodyError(
-                f"/metrics cannot be served on {plan.metrics}: {reason}; choose another with --metrics."
-            ) from error
-        self._server = web.server(_app(self._records), self._listening, limits=web.Limits(in_all=64, of_an_address=32))
+            other = plan.elsewhere(folder, "metrics")
+            raise HomebodyError(f"/metrics cannot be served on {plan.metrics}: {reason}; {other}.") from error
+        self._server = web.server(
+            _app(self._records, plan.recipe.allowed()), self._listening, limits=web.Limits(in_all=64, of_an_address=32)
+        )
         self._thread = threading.Thread(target=self._server.run, args=([self._listening],), daemon=True)
 
     def __enter__(self) -> Monitor:
@@ -98,7 +101,7 @@ class Monitor:
             self._records.database.close()
 
 
-def _app(records: Records) -> web.Starlette:
+def _app(records: Records, budget: Budget | None) -> web.Starlette:
     rounds, turn = RoundSums(records), threading.Lock()
 
     def respond(make: Callable[[], str], kind: str) -> web.Response:
@@ -112,7 +115,7 @@ def _app(records: Records) -> web.Starlette:
             return web.answer(503, {"status": "failing", "why": why})
 
     def metrics(_: web.Request) -> web.Response:
-        return respond(lambda: exposition(rounds), "text/plain; version=0.0.4; charset=utf-8")
+        return respond(lambda: exposition(rounds, budget), "text/plain; version=0.0.4; charset=utf-8")
 
     def healthy(_: web.Request) -> web.Response:
         return respond(lambda: json.dumps(health(rounds)) + "\n", "application/json")
@@ -123,12 +126,20 @@ def _app(records: Records) -> web.Starlette:
 
 def health(rounds: RoundSums) -> dict[str, Any]:
     """Whether the server runs, and what it does."""
-    doing = rounds.records.notes().get("doing", "starting")
-    return {"status": "ok", "doing": doing, "rounds": rounds.sum().rounds}
+    notes = rounds.records.notes()
+    there = [seen for seen in rounds.records.presence().values() if seen.connected]
+    said = {"waiting": json.loads(notes.get("waiting") or "null"), "ended": why_ended(notes)}
+    return {
+        "status": "ok",
+        "doing": notes.get("doing", "starting"),
+        "rounds": rounds.sum().rounds,
+        "connected": len(there),
+        **{name: value for name, value in said.items() if value is not None},
+    }
 
 
-def exposition(rounds: RoundSums) -> str:
-    """Counts and the last round's figures, as Prometheus reads them."""
+def exposition(rounds: RoundSums, budget: Budget | None = None) -> str:
+    """Counts and the last round's figures, as Prometheus reads them. budget: the plan's, if it has one."""
     records, done, out = rounds.records, rounds.sum(), list[str]()
 
     def tell(name: str, kind: str, helped: str, values: dict[str, float]) -> None:
@@ -140,6 +151,24 @@ def exposition(rounds: RoundSums) -> str:
     tell("devices", "gauge", "Devices that may take part.", {"": len(devices) - aside})
     tell("devices_aside", "gauge", "Devices that are set aside for broken answers.", {"": aside})
     tell("people", "gauge", "People of those devices.", {"": sum(device.people for device in devices)})
+    presence, names = records.presence(), {device.fingerprint: device.name for device in devices}
+    there = [seen for mark, seen in presence.items() if seen.connected and mark in names]
+    tell("devices_connected", "gauge", "Devices that are connected.", {"": len(there)})
+    tell("people_connected", "gauge", "People who take part on those devices.", {"": sum(one.people for one in there)})
+    tell("devices_refusing", "gauge", "Connected devices that refuse.", {"": sum(bool(one.refuses) for one in there)})
+    seen = {
+        f'{{device="{quoted(names[mark])}"}}': datetime.fromisoformat(one.seen).timestamp()
+        for mark, one in presence.items()
+        if mark in names
+    }
+    tell("device_seen_timestamp_seconds", "gauge", "When a device was last connected.", seen)
+    tell("training_ended", "gauge", "Whether training has ended.", {"": int(why_ended(records.notes()) is not None)})
+    if budget is not None:
+        labels = f'{{observer="{budget.observer}"}}'
+        tell("budget_epsilon", "gauge", "The privacy budget of one person.", {labels: budget.epsilon})
+        if budget.unit == "user":  # as rounds state it, at the same δ
+            spent = 0.0 if done.last is None else done.last["epsilon"].get(budget.observer, 0.0)
+            tell("budget_spent_epsilon", "gauge", "How much of it is spent.", {labels: _number(spent)})
     tell("items", "gauge", "Items of the catalogue.", {"": records.n_items()})
     tell("bytes_up_total", "counter", "Bytes that came from devices, in rounds.", {"": done.bytes_up})
     tell("bytes_down_total", "counter", "Bytes that went to devices, in rounds.", {"": done.bytes_down})

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 
 if TYPE_CHECKING:
     from homebody.core import Cohort
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COMPONENT",
+    "Presence",
     "Records",
     "RegisteredDevice",
     "RegisteredProxy",
     "StoredSum",
     "check_text",
+    "now",
+    "why_ended",
 ]
 
 COMPONENT = "server's database"
@@ -67,6 +70,10 @@ _STEPS = (
     "CREATE TABLE sheet (number INTEGER PRIMARY KEY, content BLOB NOT NULL);",
     "CREATE TABLE fault (fingerprint TEXT PRIMARY KEY, count INTEGER NOT NULL, set_aside TEXT);",
     "CREATE TABLE secure_sum (attempt TEXT PRIMARY KEY, people TEXT NOT NULL, state BLOB, result BLOB);",
+    """CREATE TABLE presence (
+        fingerprint TEXT PRIMARY KEY, seen TEXT NOT NULL, connected INTEGER NOT NULL, people INTEGER NOT NULL,
+        refuses TEXT NOT NULL
+    );""",
 )
 # Parameters are noise to a compressor: PostgreSQL would only lose time.
 _IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n", *_STEPS[1:])
@@ -99,6 +106,18 @@ class RegisteredProxy:
     name: str
     added: str
     """When, in UTC."""
+
+
+class Presence(NamedTuple):
+    """A device as the server saw it last."""
+
+    seen: str
+    """When it was last connected, in UTC; to a minute or so."""
+    connected: bool
+    people: int
+    """How many of its people take part."""
+    refuses: str
+    """Why it refuses what it is asked, in its own words; empty if it does not."""
 
 
 class StoredSum(NamedTuple):
@@ -206,6 +225,25 @@ class Records:
         if not matches:
             raise HomebodyError(f"There is no device '{which}': give its name or its key's fingerprint.")
         return matches[-1]
+
+    def note_presence(self, devices: Mapping[str, Presence]) -> None:
+        """Write down how these devices were seen, by their fingerprints, in place of what it was before."""
+        with self.database.transaction():
+            for fingerprint, seen in devices.items():
+                row = {**seen._asdict(), "connected": int(seen.connected)}
+                self.database.put("presence", "fingerprint", fingerprint=fingerprint, **row)
+
+    def presence(self) -> dict[str, Presence]:
+        """How each device was seen last, by its fingerprint; none that never was."""
+        query = "SELECT fingerprint, seen, connected, people, refuses FROM presence"
+        return {
+            fingerprint: Presence(seen, bool(connected), people, refuses)
+            for fingerprint, seen, connected, people, refuses in self.database.rows(query)
+        }
+
+    def forget_connections(self) -> None:
+        """No device is connected: the process that they were connected to has ended."""
+        self.database.execute("UPDATE presence SET connected = 0, people = 0, refuses = ''")
 
     def add_proxy(self, public_key: bytes, name: str) -> None:
         """Let a proxy bring reports."""
@@ -433,6 +471,14 @@ class Records:
 
     def _number(self, query: str, *parameters: object) -> int:
         return int(self.database.one(query, *parameters)[0])
+
+
+def why_ended(notes: Mapping[str, str]) -> str | None:
+    """Why training ended, by a server's notes; None while it has not."""
+    result = json.loads(notes.get("result", "null"))
+    if result is None:
+        return None
+    return str(result["stopped"] or f"All {several(result['rounds'], 'round is', 'rounds are')} done.")
 
 
 def now() -> str:

@@ -102,6 +102,8 @@ class Flower:
         self._letters = Correspondence(link, records, log, self._plan.most_faults)
         self._key, self._release = 0, records.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep, self._epochs, self._helper = 0, keep, epochs, helper
+        if records.notes().get("waiting"):
+            records.note("waiting", "")  # of a process that has ended
         self._method: Method | None = None
         self._measured: Users | None = None
         self._roster, self._unlisted = "", ("", 0)
@@ -115,18 +117,23 @@ class Flower:
         return self._gathered()
 
     def _gathered(self) -> Users:
-        said = False
+        said: dict[str, int] | None = None
         while True:
             self._letters.look_around(self._greeting())
             numbers, devices = self._vouched() if self._adds_up else self._letters.present(), FEWEST
             if self._adds_up:
                 devices = len(by_device(self._records.devices(), numbers))
             if len(numbers) >= self._plan.least_present and devices >= FEWEST:
+                if said is not None:
+                    self._records.note("waiting", "")
                 return np.array(numbers, dtype=np.int64)
-            if not said:
-                more = {"devices": devices, "least_devices": FEWEST} if self._adds_up else {}
-                self._log("waiting", present=len(numbers), least=self._plan.least_present, **more)
-                said = True
+            more = {"devices": devices, "least_devices": FEWEST} if self._adds_up else {}
+            missing = {"present": len(numbers), "least": self._plan.least_present, **more}
+            if said is None:
+                self._log("waiting", **missing)
+            if missing != said:
+                self._records.note("waiting", json.dumps(missing))
+            said = missing
             time.sleep(PAUSE)
 
     def _vouched(self) -> list[int]:

@@ -88,6 +88,7 @@ class _Supervisor:
         plan, keys = self._plan, self._folder / "keys"
         tls = ["--cert", str(keys / "server.pem"), "--key", str(keys / "server.key")] if plan.tls else []
         where = ["--host", plan.host, "--port", str(plan.port), "--secret", str(keys / "secret")]
+        where += ["--elsewhere", plan.elsewhere(self._folder, "listen")]
         self._link = self._start("homebody.federation.flower.superlink", *where, *tls, "--follow-parent")
         until = time.monotonic() + PATIENCE
         host, _, port = plan.address.rpartition(":")

@@ -10,6 +10,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.helper import HelperClient
 from homebody.federation.server.monitor import Monitor
-from homebody.federation.server.plan import ServerPlan
+from homebody.federation.server.plan import ServerPlan, opened
 from homebody.federation.server.records import Records
 from homebody.federation.server.runtime import Flower
 from homebody.federation.service.logs import follow_parent, log
@@ -54,6 +56,7 @@ def train(folder: Path, *, once: bool = False) -> Result:
         raise HomebodyError("The catalogue has fewer than 2 items: add some with `homebody server items`.")
     secret = (folder / "keys" / "secret").read_bytes().strip()
     ca = (folder / "keys" / "ca.pem").read_bytes() if plan.tls else None
+    records.note("trouble", "")
     progress = records.load()  # takes rounds back that are run again, before anybody is told of them
     # The round that devices must still be able to come back to.
     keep = progress.best.step if progress is not None and progress.best is not None else None
@@ -160,6 +163,18 @@ def _result(plan: ServerPlan, method: Method, fitted: Trained, records: Records,
     return result
 
 
+@contextmanager
+def _noting_trouble(folder: Path) -> Iterator[None]:
+    """Write down why the process ended, for whoever asks the server how it does."""
+    try:
+        yield
+    except HomebodyError as error:
+        if not isinstance(error, Unavailable):
+            with suppress(HomebodyError), opened(folder) as (_, records):
+                records.note("trouble", str(error))
+        raise
+
+
 def main(given: list[str] | None = None) -> None:
     """The process. Exit code 2: something a person must put right; 75: start it again."""
     parser = argparse.ArgumentParser("homebody.federation.server.trainer", description="Train over real devices.")
@@ -172,7 +187,8 @@ def main(given: list[str] | None = None) -> None:
     os.umask(0o077)
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     try:
-        train(asked.folder, once=asked.once)
+        with _noting_trouble(asked.folder):
+            train(asked.folder, once=asked.once)
     except (LinkDown, Refused) as error:
         log("link lost", reason=str(error)[:200])
         sys.exit(AGAIN)

@@ -35,6 +35,17 @@ class ListeningSettings:
     def host(self) -> str:
         return host_of(self.listen)
 
+    @classmethod
+    def elsewhere(cls, folder: Path, name: str) -> str:
+        """What to do where an address is taken: the setting, its file, and the option that set it.
+
+        >>> from homebody.federation.proxy.settings import ProxySettings
+        >>> ProxySettings.elsewhere(Path("proxy"), "listen")
+        'give another address as listen in proxy/proxy.toml, where --listen of `homebody proxy init` put it'
+        """
+        option = f"--{name.replace('_', '-')} of `homebody {cls.party[1]} init`"
+        return f"give another address as {name} in {folder / cls.file}, where {option} put it"
+
     @property
     def port(self) -> int:
         return int(self.listen.rpartition(":")[2])

@@ -210,14 +210,14 @@ def proved(request: Request, key: bytes) -> None:
         connection.proved(key)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on this address."""
+def listen(host: str, port: int, elsewhere: str = "choose another address") -> socket.socket:
+    """A socket that listens on this address. elsewhere: what to do where it is taken."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise HomebodyError(f"The service cannot listen on {host}:{port}: {reason}; choose another address.") from error
+        raise HomebodyError(f"The service cannot listen on {host}:{port}: {reason}; {elsewhere}.") from error
 
 
 def server(
