@@ -1,5 +1,5 @@
-"""docs/operations.md, copied and pasted: a server is backed up, restored elsewhere and serves a newcomer; and the schemas
-that the page names."""
+"""docs/operations.md, copied and pasted: a server is backed up, restored elsewhere and serves a newcomer; and the
+schemas that the page names."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -92,6 +93,21 @@ def test_a_device_that_pauses_leaves_and_comes_back_when_it_resumes(few: Populat
         federation.wait_for("device0", "paused")
         home.configure(paused=False)
         federation.wait_for("device0", "joined", count=2)
+
+
+@pytest.mark.parametrize("setting", ["listen", "metrics"])
+def test_a_busy_port_names_the_setting_its_file_and_the_option(
+    setting: str, few: Population, world: Callable[..., Any]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        busy = {"port": port} if setting == "listen" else {"metrics": f"127.0.0.1:{port}"}
+        federation = world(few, 1, Recipe("fedials", "devices", rounds=1, evaluate_every=0), **busy)
+        federation.start("server")
+        assert federation.finish() == 2
+    said = (federation.folder / "server.log").read_text()
+    assert f"127.0.0.1:{port}: Address already in use; give another address as {setting} in" in said
+    assert f"{federation.server}/server.toml, where --{setting} of `homebody server init` put it." in said
 
 
 @pytest.mark.parametrize(

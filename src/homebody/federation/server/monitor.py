@@ -80,7 +80,7 @@ class Monitor:
             self._listening = web.listen(host.strip("[]"), int(port))
         except HomebodyError as error:
             self._records.database.close()
-            reason = getattr(error.__cause__, "strerror", None) or error
+            reason = web.why_not_bound(error.__cause__ or error)
             other = plan.elsewhere(folder, "metrics")
             raise HomebodyError(f"/metrics cannot be served on {plan.metrics}: {reason}; {other}.") from error
         self._server = web.server(

@@ -216,8 +216,17 @@ def listen(host: str, port: int, elsewhere: str = "choose another address") -> s
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = why_not_bound(error)
         raise HomebodyError(f"The service cannot listen on {host}:{port}: {reason}; {elsewhere}.") from error
+
+
+def why_not_bound(error: BaseException) -> str:
+    """The system's reason, without the address, which Python adds.
+
+    >>> why_not_bound(OSError(98, "Address already in use (while attempting to bind on address ('127.0.0.1', 9092))"))
+    'Address already in use'
+    """
+    return str(getattr(error, "strerror", None) or error).partition(" (while")[0]
 
 
 def server(
