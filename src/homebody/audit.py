@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from homebody.adversary.inspection import Inspection
 from homebody.adversary.inspection import inspect as take_apart
 from homebody.core import Method
+from homebody.data.stored import insist_on_people
 from homebody.errors import HomebodyError, several
 from homebody.methods import recipe_name
 from homebody.notebook.asking import Named, data_of, loaded, method_of, recipe_of
@@ -530,6 +531,7 @@ def _target(model: object, seed: int) -> _Target:
         )
     if not isinstance(fitted.runtime, Simulator):
         raise HomebodyError("A model that real devices trained is not audited here: their data are not at hand.")
+    insist_on_people(fitted.runtime.split.population)
     clients = fitted.runtime.copy(fitted.method)
     about = {"method": method, "data": data or clients.split.population.name, "stages": stages}
     return _Target(fitted, clients, seed, about, run, method.rpartition(":")[2])

@@ -11,6 +11,7 @@ import torch
 
 from homebody.core import Newcomer, Recommended
 from homebody.data import Population
+from homebody.data.stored import insist_on_people
 from homebody.errors import HomebodyError, refuse_unknown
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.privacy import Channel
@@ -65,6 +66,7 @@ def recommend_to(
     """
     _refuse_few(k)
     fitted, population = reopen(path, trust_code=trust_code)
+    insist_on_people(population)
     runtime = fitted.runtime
     assert isinstance(runtime, Simulator)
     best = runtime.recommend_in(fitted.method, fitted.shared, population.user(user), k, now or {})
@@ -111,6 +113,7 @@ def recommend_to_view(
         client, encoded = runtime.newcomer(method, Newcomer(tuple(items), dict(features or {}), {}, ratings))
         who, number, notes = "somebody new", 0, encoded.notes
     else:
+        insist_on_people(population)
         who, number = user, population.user(user)
         items = population.history(number).tolist()
     budget = Recipe.from_toml(RunFolder.open(path).recipe_text()).allowed()

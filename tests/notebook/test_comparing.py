@@ -44,6 +44,11 @@ class TestCompare:
         found = hb.compare(methods, people, seeds=1, rounds=2, quiet=True)
         assert found.frame["method"].to_list() == ["fedials factors=4", "popularity", "fedials factors=8"]
 
+    def test_records_are_kept_where_that_is_asked_for(self, people: Population, tmp_path: Path) -> None:
+        kept = hb.compare(["popularity"], people, seeds=2, out=tmp_path, quiet=True).details["methods"][0]["runs"]
+        assert sorted(map(str, tmp_path.iterdir())) == sorted(kept)
+        assert hb.compare(["popularity"], people, seeds=1, quiet=True).details["methods"][0]["runs"] == []
+
     def test_names_of_ones_own_and_models_that_are_trained(self, people: Population) -> None:
         plain = hb.fit("fedmf", people, rounds=3, quiet=True)
         private = hb.fit("fedmf", people, rounds=3, stages=["clip:norm=1", "gaussian:z=2"], quiet=True)
@@ -82,6 +87,7 @@ class TestCompare:
             (lambda p: hb.compare(["fedials", "fedials"], p), "stands twice"),
             (lambda p: hb.compare(["fedials", "nope"], p), "There is no method 'nope'"),
             (lambda p: hb.compare(["fedials"], p, seeds=0), "(?i)seeds must be"),
+            (lambda p: hb.compare(["fedials"], p, seeds=[0, 1]), "seeds is how many seeds"),
             (lambda p: hb.compare(["fedials"], p, round=2), "did you mean 'rounds'"),
             (lambda p: hb.compare([p], "fedials"), "not a Population"),
             (

@@ -14,6 +14,7 @@ import pytest
 import homebody as hb
 from homebody.core import About
 from homebody.data import Population
+from homebody.data.partitions import everything
 from homebody.methods.baselines import Popularity
 from homebody.privacy import Budget, Channel, Clip, Gaussian, SecureSum
 from homebody.recipe import Recipe
@@ -155,6 +156,17 @@ class TestMisuse:
                 lambda p: hb.fit(hb.FedMF(uplink=Channel(Clip(1))), p, stages=["clip:norm=2"]),
                 "both name stages: give one of the two",
             ),
+            (
+                lambda p: hb.fit("fedmf", p, factors=8),
+                r"factors is a setting of the method: give hb.FedMF\(factors=8\)",
+            ),
+            (lambda p: hb.fit("fedmf", p, stages="clip"), "The stage 'clip' needs norm"),
+            (lambda p: hb.fit("fedmf", everything(p)), "The split 'everything' holds nothing out"),
+            (lambda p: hb.fit("fedmf", None), "Data come from"),
+            (lambda p: hb.fit("fedmf", p, cohort=1000), "A cohort has 1 to 120 clients"),
+            (lambda p: hb.Simulator(p), "A Simulator runs the clients of a split, such as hb.leave_one_out"),
+            (lambda p: hb.leave_one_out("ml-100k"), "A population is split, such as hb.load"),
+            (lambda p: hb.split(hb.leave_one_out(p)), "A population is split, such as hb.load"),
             (lambda p: loop(hb.IALS(), hb.Simulator(hb.leave_one_out(p))), "IALS is a centralised reference"),
             (lambda p: loop(hb.FedMF(), hb.leave_one_out(p)), "a runtime, such as hb.Simulator.*not a Split"),
             (lambda p: loop("fedmf", hb.Simulator(hb.leave_one_out(p))), "an object such as hb.FedMF"),

@@ -15,6 +15,7 @@ import homebody as hb
 from homebody.data import Population
 from homebody.data.population import Features, UserItems
 from homebody.data.stored import read_split, without_people, write_split
+from homebody.suggest import recommend_for, recommend_to
 from homebody.testing import described, impressed
 
 SOURCE = "synthetic:users=80,items=50,mean=10"
@@ -76,6 +77,18 @@ class TestSaved:
         assert "ranks.parquet" in names
         state = next(folder.glob("state-*.safetensors"))
         assert state.stat().st_size < next(whole.glob("state-*.safetensors")).stat().st_size
+
+    def test_without_them_commands_and_audits_say_so(self, tmp_path: Path) -> None:
+        folder = MADE["fedmf"]().save(tmp_path / "model")
+        for ask in (
+            lambda: hb.audit.interactions(hb.open(folder)),
+            lambda: hb.audit.canary(folder),
+            lambda: recommend_to(folder, "3"),
+        ):
+            with pytest.raises(hb.HomebodyError, match="saved without its people"):
+                ask()
+        assert len(recommend_for(folder, ["3", "14"], k=4).items) == 4
+        assert hb.account.statement(folder).details["run"]["complete"]
 
     def test_a_person_s_items_and_names_stand_nowhere(self, tmp_path: Path) -> None:
         plain = hb.load(SOURCE)

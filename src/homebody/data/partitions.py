@@ -103,6 +103,9 @@ def split(
     homebody.errors.HomebodyError: There is no setting of the split ratio 'tests'; did you mean 'test'?
     Known: test, valid.
     """
+    given: object = population
+    if not isinstance(given, Population):
+        raise HomebodyError(f"A population is split, such as hb.load('ml-100k'), not {given!r}.")
     by: Protocol = _known("protocol", protocol, Protocol)
     chosen: How = _known("way to hold out", how or ("random" if population.times is None else "latest"), How)
     if negatives < 1:

@@ -26,7 +26,7 @@ from homebody.data.splits import Split
 from homebody.errors import HomebodyError, Unavailable
 from homebody.files import insisting, private_folder, replacing
 
-__all__ = ["read_split", "without_people", "write_split"]
+__all__ = ["insist_on_people", "read_split", "without_people", "write_split"]
 
 SCHEMA_VERSION = 1
 ABOUT, NUMBERS = "split.json", "numbers.safetensors"
@@ -79,6 +79,15 @@ def without_people(split: Split) -> Split:
         absent=split.absent,
         coded=coded,
     )
+
+
+def insist_on_people(population: Population) -> None:
+    """Refuse a population of `without_people`, of whom nothing can be asked."""
+    if not population.n_interactions:
+        raise HomebodyError(
+            "This model was saved without its people: save(path, data=True) keeps them. It ranks for somebody who says "
+            "what they have (recommend_for, or homebody recommend RUN --clicks)."
+        )
 
 
 def write_split(split: Split, folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from homebody.core import Method
 from homebody.data import Population, load
+from homebody.data.partitions import WAYS
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, refuse_unknown
 from homebody.evaluation.metrics import main_cutoff
@@ -103,13 +104,18 @@ def recipe_of(method: MethodSettings, data: InMemory | str, settings: Mapping[st
     homebody.errors.HomebodyError: There is no setting 'round'; did you mean 'rounds'? Known: budget, ...
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    refuse_unknown("setting", given, [name for name in declared(Recipe) if name not in OWN])
+    known = [name for name in declared(Recipe) if name not in OWN]
+    if fields := [name for name in given if name not in known and hasattr(find(method.name), name)]:
+        kind, name = find(method.name).__name__, fields[0]
+        raise HomebodyError(f"{name} is a setting of the method: give hb.{kind}({name}={given[name]!r}).")
+    refuse_unknown("setting", given, known)
     if "budget" in given and not isinstance(given["budget"], str):
         number = isinstance(given["budget"], int | float)
         given["budget"] = f"eps={given['budget']}" if number else str(given["budget"])  # a `Budget`
     for name in ("stages", "slices", "cutoffs"):
-        if name in given and not isinstance(given[name], str):
-            given[name] = list(given[name])
+        if name in given:
+            one = isinstance(given[name], str | int)
+            given[name] = [given[name]] if one else list(given[name])
     if isinstance(given.get("split"), Split):
         raise HomebodyError("Give a split in the place of the data: hb.fit(method, split).")
     if method.stages:
@@ -138,6 +144,11 @@ def _said_by(data: InMemory | str, given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(data, Population):
         return {}
     split = data if isinstance(data, Split) else data.split
+    if split.way.partition(":")[0] not in WAYS:
+        raise HomebodyError(
+            f"The split '{split.way}' holds nothing out, so nothing says which round is best: hb.split(people) makes "
+            "one that does. homebody.training.fit trains on this one."
+        )
     said: dict[str, Any] = {
         "split": split.way,
         "protocol": split.protocol,

@@ -144,7 +144,7 @@ def compare(
     >>> hb.compare(sizes, few, seeds=1, rounds=2, quiet=True).frame["method"].to_list()
     ['small', 'large']
     """
-    check_counts(seeds=seeds)
+    _check_seeds(seeds)
     entries = _labelled(methods)
     line = ProgressLine(quiet=quiet)
     with records(out) as folder:
@@ -168,7 +168,7 @@ def compare(
             ]
         order = {entry.label: place for place, entry in enumerate(entries)}
         results.sort(key=lambda result: order[result["method"]])
-        return Comparison(summarise_runs(results))
+        return Comparison(_kept(summarise_runs(results), out))
 
 
 @python_errors
@@ -191,7 +191,7 @@ def leaderboard(
     >>> sorted(board.frame["kind"])
     ['centralised', 'centralised']
     """
-    check_counts(seeds=seeds)
+    _check_seeds(seeds)
     line = ProgressLine(quiet=quiet)
     named = {each.label: each.method for each in _labelled(methods) if isinstance(each.method, MethodSettings)}
     given = _read(data, next(iter(named.values()), method_of("popularity")), settings, line)
@@ -209,7 +209,7 @@ def leaderboard(
                     results.append(_run(recipe, given[0], folder, line, label))
                 except HomebodyError as error:
                     results.append({"method": method.name, "error": str(error)})
-        return Comparison(table_of(results, entrants))
+        return Comparison(_kept(table_of(results, entrants), out))
 
 
 def _labelled(methods: Iterable[Named | Fitted] | Mapping[str, Named | Fitted]) -> list[ComparedMethod]:
@@ -228,6 +228,20 @@ def _labelled(methods: Iterable[Named | Fitted] | Mapping[str, Named | Fitted]) 
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise HomebodyError(f"{twice} stands twice: name them, as in hb.compare({{'first': …, 'second': …}}, data).")
     return entries
+
+
+def _kept(details: dict[str, Any], out: str | Path | None) -> dict[str, Any]:
+    """Without the folders of runs that go when the call ends."""
+    if out is None:
+        details["methods"] = [{**row, "runs": []} for row in details["methods"]]
+    return details
+
+
+def _check_seeds(seeds: object) -> None:
+    """Refuse anything but how many seeds there are."""
+    if not isinstance(seeds, int) or isinstance(seeds, bool):
+        raise HomebodyError(f"seeds is how many seeds each method is run with, such as 3, not {seeds!r}.")
+    check_counts(seeds=seeds)
 
 
 def _settings(method: Named | Fitted) -> MethodSettings | Fitted:

@@ -18,6 +18,7 @@ import torch
 from homebody.core import Method, Tree, Users
 from homebody.data import Population
 from homebody.data.splits import Split
+from homebody.data.stored import insist_on_people
 from homebody.errors import HomebodyError
 from homebody.markup import html
 from homebody.notebook.exporting import write_export
@@ -183,11 +184,7 @@ class Fitted:
         250
         """
         _refuse_few(k)
-        if not self.population.n_interactions:
-            raise HomebodyError(
-                "This model was saved without its people: save(path, data=True) keeps them. recommend_for ranks for "
-                "somebody who says what they have."
-            )
+        insist_on_people(self.population)
         users = users_of(self.population, user)
         different = np.unique(users)
         return ranking_frame(self.population, users, self._rankings(different, k, now))

@@ -29,7 +29,7 @@ def fit(
     rounds: int | None = None,
     cohort: int | None = None,
     split: str | None = None,
-    stages: Sequence[str] = (),
+    stages: str | Sequence[str] = (),
     budget: str | float | Budget | None = None,
     calibrate: bool = False,
     seed: int = 0,
@@ -67,7 +67,7 @@ def fit(
     named = method_of(method)
     with watching("data", line) as watcher:
         given = data_of(data, watcher)
-        recipe = recipe_of(named, given, {**asked, "stages": list(stages), "calibrate": calibrate})
+        recipe = recipe_of(named, given, {**asked, "stages": stages, "calibrate": calibrate})
         if (recipe.stages or recipe.budget) and issubclass(find(recipe.method), Reference):
             raise HomebodyError(
                 f"{recipe.method} is a centralised reference that collects raw data, so ε is ∞: leave out stages and "

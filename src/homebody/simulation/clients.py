@@ -83,6 +83,11 @@ class Clients:
         cutoffs: Sequence[int] = CUTOFFS,
         slices: Sequence[str] = (),
     ) -> None:
+        given: object = split
+        if not isinstance(given, Split):
+            raise HomebodyError(
+                f"A {type(self).__name__} runs the clients of a split, such as hb.leave_one_out(people), not {given!r}."
+            )
         self.split = split
         self.cutoffs, self.slices = tuple(cutoffs), tuple(slices)
         self._of_slices = sliced(split.population, slices)
