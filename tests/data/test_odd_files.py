@@ -100,6 +100,9 @@ FILES: dict[str, Odd] = {
         options={"encoding": "latin-1"},
         check=lambda people: "josé" in people.user_ids.to_list(),
     ),
+    "utf-8-named-latin-1": Odd(
+        "user,item\njosé,emma\n".encode(), 1, "looks like UTF-8, and is read as", options={"encoding": "latin-1"}
+    ),
     "windows": Odd(rows("ann,5€", "bob,6€").decode().encode("cp1252"), says="--encoding cp1252"),
     "windows-named": Odd(rows("ann,5€", "bob,6€").decode().encode("cp1252"), 2, options={"encoding": "cp1252"}),
     "japanese": Odd(rows("花子,本", "太郎,本").decode().encode("shift_jis"), 2, options={"encoding": "shift_jis"}),
@@ -140,6 +143,11 @@ FILES: dict[str, Odd] = {
         "'4' looks like times: --time-col 4",
         options={"no_header": True, "rating_col": "3"},
         name="ratings.dat",
+    ),
+    "no-header-times-second": Odd(
+        b"1,2014-04-07T10:51:09.277Z,214\n1,2014-04-07T10:54:09.868Z,215\n",
+        says="Column 2 looks like times: name the item's with --item-col",
+        options={"no_header": True},
     ),
     "no-header-columns": Odd(
         b"5,ann,emma\n4,bob,emma\n", 2, options={"no_header": True, "user_col": "2", "item_col": "3", "rating_col": "1"}
@@ -256,6 +264,13 @@ FILES: dict[str, Odd] = {
     ),
     "json-lines-broken": Odd(
         b'{"user": 1, "item": 2}\n{"user": 1, \n', says="Line 2 .* is no JSON object", name="a.jsonl"
+    ),
+    "json-lines-two-in-one": Odd(
+        b'{"user": 1, "item": 2}{"user": 1, "item": 3}\n', says="Line 1 .* is no JSON object", name="a.jsonl"
+    ),
+    "json-lines-spread": Odd(b'{\n"user": 1,\n"item": 2\n}\n', says="Line 1 .* is no JSON object", name="a.jsonl"),
+    "json-lines-nested": Odd(
+        b'{"user": 1, "item": 2, "more": {"a": 1}}\n{"user": 1, "item": 3}\n', 2, "more", name="a.jsonl"
     ),
     "json-list": Odd(b'[{"user": 1, "item": 2}, {"user": 1, "item": 3}]', 2, name="mine.json"),
     "hdf5": Odd(b"\x89HDF\r\n\x1a\n" + bytes(100), says="HDF5 file.* save the table as Parquet or CSV", name="mine.h5"),

@@ -83,7 +83,7 @@ class _Reader:
         parts: list[list[pl.Series]] = []
         with opened(self.path, self.notes) as file:
             rest = b""
-            for piece, last in _utf_8(self.path, file, self.layout):
+            for piece, last in _utf_8(self.path, file, self.layout, self.notes):
                 text = rest + piece if rest else piece
                 if not self.separator:
                     self.separator = self._separator(text)
@@ -405,7 +405,7 @@ def _unpacked(path: Path, plain: BinaryIO, packed: str, notes: list[str] | None)
     return cast(BinaryIO, opener(plain))
 
 
-def _utf_8(path: Path, file: BinaryIO, layout: Layout) -> Iterator[tuple[bytes, bool]]:
+def _utf_8(path: Path, file: BinaryIO, layout: Layout, notes: list[str]) -> Iterator[tuple[bytes, bool]]:
     """The text in UTF-8 with ends of lines as \\n, in parts that end where a line does; and whether it is the last."""
     head = file.read(PART)
     encoding = next((name for mark, name in BOMS if head.startswith(mark)), None)
@@ -425,6 +425,12 @@ def _utf_8(path: Path, file: BinaryIO, layout: Layout) -> Iterator[tuple[bytes, 
             raise _not_so_encoded(path, encoding, head, lines, error) from None
         piece = head if encoding == "utf-8" else text.encode("utf-8", "surrogatepass")
         if first:
+            if encoding != "utf-8" and layout.encoding is not None and _also_utf_8(head):
+                notes.append(
+                    f"{path.name} looks like UTF-8, and is read as {encoding} ({option(path, 'encoding')}): letters "
+                    "with "
+                    "marks may be wrong."
+                )
             returns = b"\r" in piece and b"\n" not in piece
             first = False
         if returns:
@@ -441,6 +447,15 @@ def _utf_8(path: Path, file: BinaryIO, layout: Layout) -> Iterator[tuple[bytes, 
         if end:
             yield piece[:end], False
         head = more
+
+
+def _also_utf_8(part: bytes) -> bool:
+    """Whether this is UTF-8 with more than plain letters, as other texts hardly ever are."""
+    try:
+        part.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return not part.isascii() and b"\0" not in part
 
 
 def _refuse_utf_16(path: Path, head: bytes) -> None:

@@ -221,19 +221,27 @@ def _objects(path: Path, form: Format) -> pl.DataFrame:
     if form == "json":
         return pl.read_json(content, infer_schema_length=None)
     try:
-        return pl.read_ndjson(content, infer_schema_length=None)
+        table = pl.read_ndjson(content, infer_schema_length=None)
     except (pl.exceptions.PolarsError, RuntimeError):  # older versions of polars raise the latter
-        for number, line in enumerate(content.splitlines(), start=1):
-            try:
-                known = not line.strip() or isinstance(json.loads(line), dict)
-            except ValueError:
-                known = False
-            if not known:
-                raise HomebodyError(
-                    f"Line {number:,} of {path} is no JSON object: JSON lines have one in each line, such as "
-                    '{"user": "ann", "item": "Emma"}.'
-                ) from None
+        _refuse_line(path, content)
         raise
+    if table.height != sum(1 for line in content.splitlines() if line.strip()):
+        _refuse_line(path, content)
+        raise HomebodyError(f"{path} has lines that are no single JSON object: JSON lines have one in each line.")
+    return table
+
+
+def _refuse_line(path: Path, content: bytes) -> None:
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            known = not line.strip() or isinstance(json.loads(line), dict)
+        except ValueError:
+            known = False
+        if not known:
+            raise HomebodyError(
+                f"Line {number:,} of {path} is no JSON object: JSON lines have one in each line, such as "
+                '{"user": "ann", "item": "Emma"}.'
+            ) from None
 
 
 @contextmanager

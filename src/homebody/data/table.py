@@ -81,6 +81,11 @@ def read_table(
     if table.height == 0:
         rows = "no rows" if getattr(path, "typed", True) is False else "no rows below its header"
         raise HomebodyError(f"{path} has {rows}, so there is nobody to learn from.")
+    if not layout.header and item_col is None and FileColumn(table[names["item"]], "item", path).looks_like_times():
+        raise HomebodyError(
+            f"Which column of {path} is the item? Column {names['item']} looks like times: name the item's with "
+            f"{option(path, 'item_col')}."
+        )
     guesses = {role: FileColumn(table[names[role]], role, path) for role in ("time", "rating") if role in names}
     # What is only probably of a role is something else if its values are.
     others += [names.pop(role) for role, column in guesses.items() if given[role] is None and not _fits(column)]
