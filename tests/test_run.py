@@ -607,7 +607,7 @@ def test_people_with_too_few_interactions_are_counted_and_reported(tmp_path: Pat
     recipe = Recipe("fedmf", str(tmp_path / "my.csv"), rounds=1)
     result = execute(recipe, tmp_path / "runs", Watcher(say=said.append))
     assert result["notes"] == said
-    assert "2 of 6 users have fewer than 3 interactions" in said[0]
+    assert "2 of 6 users have fewer than 3 interactions" in said[1]
 
 
 def test_a_run_says_that_its_stages_leave_out_the_shuffle(tmp_path: Path) -> None:

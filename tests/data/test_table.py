@@ -7,6 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from homebody.data.columns import FileColumn
+from homebody.data.readers import read
 from homebody.data.table import read_table
 from homebody.errors import HomebodyError
 
@@ -180,3 +182,8 @@ def test_a_file_in_latin_1_is_named_as_such(tmp_path: Path) -> None:
     path.write_bytes("user,item\nann,x\njosé,y\n".encode("latin-1"))
     with pytest.raises(HomebodyError, match=r"is not UTF-8 text: line 3 .* give --encoding latin-1,"):
         read_table(path)
+
+
+def test_times_are_as_wide_as_in_a_population_however_small_they_are(file: Path) -> None:
+    file.write_text("user,item,time\n1,1,5\n")
+    assert FileColumn(read(file).rows["time"], "time", file).times().dtype == pl.Int64

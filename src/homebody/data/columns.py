@@ -221,7 +221,7 @@ class FileColumn:
         remedy = f"; {option(self.path, 'time_format', '%d.%m.%Y %H:%M')} reads such a form"
         wrong = counted.cast(pl.Int64, strict=False).is_null()
         self.refuse(wrong, "numbers (of 64 bits) or dates", remedy if values.null_count() < len(values) else "")
-        return counted
+        return counted.cast(pl.Int64) if counted.dtype.is_integer() else counted
 
     def _dated(self, text: pl.Series, least: int) -> pl.Series:
         dates = iso(text)
