@@ -35,7 +35,7 @@ from homebody.privacy import Budget, Channel, Charge, Clip, Laplace, Ledger
 from homebody.progress import Progress, Round
 from homebody.rng import Rng
 from homebody.stopwatch import Lap
-from homebody.training import carry, choose, fit
+from homebody.training import carry, choose, fit, reopened
 
 training = importlib.import_module("homebody.training")
 
@@ -625,3 +625,17 @@ def test_a_round_counts_compilation_apart(monkeypatch: pytest.MonkeyPatch) -> No
     lines: list[Round] = []
     fit(Toy(), Clients(), rounds=1, on_round=lines.append)
     assert [(line.seconds, line.evaluation_seconds, line.compile_seconds) for line in lines] == [(0.25, 0.75, 1.0)]
+
+
+def test_a_training_that_ended_is_reopened_without_asking_anybody() -> None:
+    memory, ledger, runtime = Memory(), Ledger(), Clients()
+    fitted = fit(Toy(), runtime, rounds=3, ledger=ledger, checkpoints=memory)
+    assert memory.kept is not None
+    assert memory.kept.charged == 3
+    later = Clients()
+    known = {"rounds": 3, "seed": 0, "ledger": ledger, "delta": 1e-6}
+    again = reopened(Toy(), later, deepcopy(memory.kept), **known, stopped="The budget is spent.")
+    assert same(again.shared, fitted.shared)
+    assert (again.chosen, again.metrics, again.stopped) == (fitted.chosen, fitted.metrics, "The budget is spent.")
+    assert later.log == [("begin", "Toy")]
+    assert ledger.releases() == 3

@@ -126,6 +126,38 @@ def test_init_takes_the_servers_certificate(tmp_path: Path, keys: object) -> Non
     assert (folder / "ca.pem").read_text() == CERTIFICATE
 
 
+def test_a_server_that_moved_gets_another_address(tmp_path: Path, keys: object) -> None:
+    here, there, alone = tmp_path / "here", tmp_path / "there", tmp_path / "alone"
+    ca = tmp_path / "ca.pem"
+    ca.write_text(CERTIFICATE)
+    said("init", here, "--server", "localhost:9092")
+    said("init", there, "--server", "old.example.org:9092", "--ca", ca)
+    said("init", alone)
+    assert said("server", there).strip() == "old.example.org:9092"
+    assert answered("server", there, "new.example.org:9999") == {"server": "new.example.org:9999"}
+    assert answered("status", there)["server"] == "new.example.org:9999"
+    assert answered("server", here, "127.0.0.1:9093") == {"server": "127.0.0.1:9093"}
+    assert "new.example.org is another machine" in refused("server", here, "new.example.org:9092")
+    assert "HOST:PORT" in refused("server", there, "nowhere")
+    assert "a device without a server" in refused("server", alone, "localhost:9092")
+    assert answered("server", there) == {"server": "new.example.org:9999"}
+
+
+def test_methods_of_packages_are_allowed_by_name(tmp_path: Path, keys: object) -> None:
+    folder = tmp_path / "device"
+    said("init", folder, "--server", "localhost:9092", "--allow-method", "mine", "--allow-method", "mine")
+    assert said("methods", folder).strip() == "mine: allowed, not installed on this machine"
+    found = answered("methods", folder, "--allow", "other", "--forbid", "mine")["methods"]
+    assert found == [{"name": "other", "allowed": True, "installed": None}]
+    assert "'mine' is not allowed here" in refused("methods", folder, "--forbid", "mine")
+    assert "fedmf comes with Homebody" in refused("methods", folder, "--allow", "fedmf")
+    for wrong in ("my.method", "./mine.py", "mine.py:Mine", ""):
+        assert "A device allows a method by its name" in refused("methods", folder, "--allow", wrong)
+    assert [one["name"] for one in answered("methods", folder)["methods"]] == ["other"]
+    said("methods", folder, "--forbid", "other")
+    assert said("methods", folder).startswith("No method of a package is allowed or installed")
+
+
 def test_init_with_a_proxy_makes_another_key(tmp_path: Path, keys: object) -> None:
     folder, ca = tmp_path / "device", tmp_path / "proxy-ca.pem"
     ca.write_text(CERTIFICATE)

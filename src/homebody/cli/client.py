@@ -297,6 +297,31 @@ def limits(
 
 
 @app.command()
+def server(
+    folder: Dir,
+    address: Annotated[
+        str | None, Argument(help="The address that the server has now, HOST:PORT.", metavar="HOST:PORT")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the server's address, or change it after the server moved. It is known by the same certificate as before.
+
+    A client that runs must be started again.
+    """
+    from homebody.federation.device.settings import server_certificate
+
+    with _home(folder) as home:
+        if address is not None:
+            if not home.settings.server:
+                raise HomebodyError(f"{folder} is a device without a server: make another with `homebody client init`.")
+            if not (folder / "ca.pem").exists():
+                server_certificate(address, None)  # another machine is refused without a certificate
+            home.configure(server=address, node=None)
+        current = home.settings.server
+    options.answer({"server": current}, as_json, current or "This device has no server.")
+
+
+@app.command()
 def methods(
     folder: Dir,
     allow: Annotated[

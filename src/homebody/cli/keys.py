@@ -33,6 +33,22 @@ def make_keys(
     options.answer({"files": files}, as_json, *files, give)
 
 
+@app.command("renew")
+def renew_certificate(
+    folder: Annotated[Path, Argument(help="The folder of a server, a proxy or a service.", metavar="DIR")],
+    host: Hosts = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make a new certificate for other names, as after a move; devices keep the ca.pem that they have.
+
+    Start the server again afterwards, so that it shows the new certificate.
+    """
+    from homebody.federation.service.certificates import renew_certificate
+
+    names = renew_certificate(folder / "keys", host or ())
+    options.answer({"names": names}, as_json, f"{folder / 'keys' / 'server.pem'} is for {', '.join(names)}.")
+
+
 @app.command("device")
 def make_device_key(
     folder: Annotated[Path, Argument(help="The folder for the key; created if missing.", metavar="DIR")],

@@ -37,7 +37,7 @@ def runs(
     sort: Annotated[
         str, Option(help="Sort by this: begun, name, seconds, a metric such as ndcg@10, or a setting.")
     ] = "begun",
-    last: Annotated[int | None, Option("-n", "--last", help="Only the first so many of the list.", min=1)] = None,
+    limit: Annotated[int | None, Option("-n", "--limit", help="List so many at most.", min=1)] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the runs of a folder: when each began, how far it is, its test metrics, ε and time. The latest comes first.
@@ -45,7 +45,7 @@ def runs(
     Example: homebody runs --where data=ml-100k --where state=finished --sort ndcg@10
     """
     conditions = where or []
-    chosen = ordered(kept(listed(folder), conditions), sort)[:last]
+    chosen = ordered(kept(listed(folder), conditions), sort)[:limit]
     found = [{"run": str(run.path), **run.facts} for run in chosen]
     options.answer({"folder": str(folder), "runs": _jsonable(found)}, as_json, lambda: _print(folder, chosen, sort))
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from homebody.cli.keys import app as keys
 from homebody.errors import HomebodyError
-from homebody.federation.service.certificates import make_authority, make_device_key, read_public
+from homebody.federation.service.certificates import make_authority, make_device_key, read_public, renew_certificate
 
 
 def test_an_authority_signs_the_servers_certificate(tmp_path: Path) -> None:
@@ -40,6 +40,25 @@ def test_an_authority_signs_the_servers_certificate(tmp_path: Path) -> None:
         assert key.public_key() == certificate.public_key()
     secret = (tmp_path / "keys" / "secret").read_text()
     assert len(bytes.fromhex(secret)) == 32
+
+
+def test_a_certificate_is_renewed_for_another_name(tmp_path: Path) -> None:
+    folder = tmp_path / "server"
+    make_authority(folder / "keys", ["old.example.org"])
+    before = {file.name: file.read_bytes() for file in (folder / "keys").iterdir()}
+    done = CliRunner().invoke(keys, ["renew", str(folder), "--host", "new.example.org", "--json"])
+    assert json.loads(done.output) == {"names": ["localhost", "127.0.0.1", "::1", "new.example.org"]}
+    after = {file.name: file.read_bytes() for file in (folder / "keys").iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"server.pem", "server.key"}
+    server = x509.load_pem_x509_certificate(after["server.pem"])
+    server.verify_directly_issued_by(x509.load_pem_x509_certificate(after["ca.pem"]))
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "new.example.org"]
+    assert load_pem_private_key(after["server.key"], None).public_key() == server.public_key()
+    assert stat.S_IMODE((folder / "keys" / "server.key").stat().st_mode) == 0o600
+    (folder / "keys" / "ca.key").write_bytes(b"nonsense")
+    with pytest.raises(HomebodyError, match=r"The authority in .* cannot be read"):
+        renew_certificate(folder / "keys")
 
 
 def test_only_their_owner_may_read_them(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def _times(column: FileColumn) -> Sequence[int | float | None]:
     if times.dtype.is_temporal():
         micro = [None if moment is None else int(moment) for moment in times.dt.epoch("us").to_list()]
         return [at if at is None else at // 10**6 if at % 10**6 == 0 else at / 10**6 for at in micro]
-    far = (times > TIME_LIMIT) | (times < -TIME_LIMIT)
+    far = times.cast(pl.Float64).abs() > TIME_LIMIT  # whole numbers may be stored in fewer bits than the limit has
     column.refuse(far.fill_null(False), f"times of at most {TIME_LIMIT}")
     if column.values.dtype == pl.String and times.dtype.is_float():
         # Whole numbers among others stay whole: a float does not hold all of them.

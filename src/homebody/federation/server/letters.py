@@ -64,6 +64,15 @@ def resting(notes: Mapping[str, str]) -> dict[str, Any] | None:
     return {"people": sum(left.values()), "until": moment(max(left))} if left else None
 
 
+def _storable(sentence: str) -> str:
+    r"""A device's words as a database holds them: it could say anything.
+
+    >>> _storable("no\0 \ud800")
+    'no\ufffd ?'
+    """
+    return sentence[:LONGEST_REFUSAL].replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
 def moment(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
@@ -365,7 +374,7 @@ class Correspondence:
         anything."""
         state = self.known[node]
         if answer.refused is not None:
-            self._refuses[state.device.fingerprint] = answer.refused[:LONGEST_REFUSAL]
+            self._refuses[state.device.fingerprint] = _storable(answer.refused)
             self._records.count("refused: the device refuses")
             said = {"reason": "the device refuses", "said": answer.refused[:200]}
             self._log("refused", device=state.device.fingerprint[:12], **said)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from homebody.errors import HomebodyError
 from homebody.federation.service.text import read_file
-from homebody.files import write_new
+from homebody.files import replacing, write_new
 
 try:
     from cryptography import x509
@@ -24,6 +24,7 @@ try:
         NoEncryption,
         PrivateFormat,
         PublicFormat,
+        load_pem_private_key,
         load_ssh_private_key,
     )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -37,6 +38,7 @@ __all__ = [
     "make_signer_key",
     "read_public",
     "read_signer_key",
+    "renew_certificate",
 ]
 
 _LONGEST_KEY = 1 << 16
@@ -50,15 +52,40 @@ _LIFE = timedelta(days=3650)
 def make_certificates(hosts: Sequence[str] = ()) -> dict[str, bytes]:
     """An authority (ca.pem, ca.key) and its certificate (server.pem, server.key) for this machine and for `hosts`, by
     file name."""
-    names = [_name(host) for host in dict.fromkeys((*_HERE, *hosts))]
-    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    ca_name = _called("homebody authority")
+    ca_key, ca_name = ec.generate_private_key(ec.SECP256R1()), _called("homebody authority")
     ca = (
         _certificate(ca_name, ca_name, ca_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(ca_key, hashes.SHA256())
     )
+    return {
+        "ca.pem": ca.public_bytes(Encoding.PEM),
+        "ca.key": _private(ca_key),
+        **_signed(ca_key, ca_name, hosts),
+    }
+
+
+def renew_certificate(folder: Path, hosts: Sequence[str] = ()) -> list[str]:
+    """Replace server.pem and server.key by new ones for this machine and for `hosts`, signed by the authority in the
+    folder, and return the names in the certificate. Whoever knows the authority (ca.pem) trusts it as it did before."""
+    try:
+        authority = x509.load_pem_x509_certificate(read_file(folder / "ca.pem"))
+        ca_key = load_pem_private_key(read_file(folder / "ca.key"), password=None)
+    except ValueError as error:
+        raise HomebodyError(f"The authority in {folder} cannot be read: {error}.") from error
+    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise HomebodyError(f"{folder / 'ca.key'} is not the key of an authority that Homebody made.")
+    for name, content in _signed(ca_key, authority.subject, hosts).items():
+        with replacing(folder / name) as file:
+            file.write(content)
+    return list(dict.fromkeys((*_HERE, *hosts)))
+
+
+def _signed(ca_key: ec.EllipticCurvePrivateKey, ca_name: x509.Name, hosts: Sequence[str]) -> dict[str, bytes]:
+    """A certificate (server.pem, server.key) that this authority signs, for this machine and for `hosts`."""
+    names = [_name(host) for host in dict.fromkeys((*_HERE, *hosts))]
+    key = ec.generate_private_key(ec.SECP256R1())
     server = (
         _certificate(_called("homebody server"), ca_name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -68,12 +95,7 @@ def make_certificates(hosts: Sequence[str] = ()) -> dict[str, bytes]:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    return {
-        "ca.pem": ca.public_bytes(Encoding.PEM),
-        "ca.key": _private(ca_key),
-        "server.pem": server.public_bytes(Encoding.PEM),
-        "server.key": _private(key),
-    }
+    return {"server.pem": server.public_bytes(Encoding.PEM), "server.key": _private(key)}
 
 
 def make_authority(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
