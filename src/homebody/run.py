@@ -123,9 +123,15 @@ def execute(
 
 
 def finish(
-    recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None, data: InMemory | None = None
+    recipe: Recipe,
+    out: Path,
+    watcher: Watcher = QUIET,
+    name: str | None = None,
+    data: InMemory | None = None,
+    *,
+    lasting: bool = True,
 ) -> Finished:
-    """As `execute`, with the model."""
+    """As `execute`, with the model. lasting: whether the record outlives an error, so that the error names it."""
     recipe = settled(recipe, data)
     method, split = prepare(recipe, watcher, data)
     recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=cohort_of(recipe, method, split))
@@ -145,7 +151,7 @@ def finish(
                 if not there:
                     with contextlib.suppress(OSError):  # somebody else began to write there
                         out.rmdir()
-            elif isinstance(error, HomebodyError):
+            elif lasting and isinstance(error, HomebodyError):
                 raise type(error)(f"{error} The rounds before are recorded in {folder.path}.") from error
             raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from homebody.core import About
 from homebody.data import Population
 from homebody.data.partitions import everything
 from homebody.methods.baselines import Popularity
+from homebody.notebook.progress import ProgressLine
 from homebody.privacy import Budget, Channel, Clip, Gaussian, SecureSum
 from homebody.recipe import Recipe
 from homebody.run import execute
@@ -105,6 +107,13 @@ class TestWhatIsTaken:
         with pytest.raises(hb.HomebodyError):
             hb.fit("fedmf", people, cohort=10_000)
         assert list(tmp_path.iterdir()) == []
+
+    def test_an_error_names_the_record_only_where_it_stays(self, people: Population, tmp_path: Path) -> None:
+        with pytest.raises(hb.HomebodyError, match="diverged") as gone:
+            hb.fit(hb.FedMF(learning_rate=1e30), people, rounds=5, quiet=True)
+        assert "recorded" not in str(gone.value)
+        with pytest.raises(hb.HomebodyError, match=r"diverged.*The rounds before are recorded in"):
+            hb.fit(hb.FedMF(learning_rate=1e30), people, rounds=5, out=tmp_path, quiet=True)
 
 
 class TestPrivacy:
@@ -223,6 +232,20 @@ class TestWhatIsShown:
         assert shown.out == ""
         hb.fit("fedials", people, rounds=2, quiet=True)
         assert capsys.readouterr().err == ""
+
+    def test_on_a_terminal_one_line_is_written_over(self, people: Population, monkeypatch: pytest.MonkeyPatch) -> None:
+        terminal = io.StringIO()
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stderr", terminal)
+        line = ProgressLine()
+        line.show("not yet")
+        monkeypatch.setattr(line, "_last", line._last - 10)
+        line.show("a long line")
+        monkeypatch.setattr(line, "_last", line._last - 10)
+        line.show("short")
+        line.say("stays")
+        line.say("stays")
+        assert terminal.getvalue() == "a long line\rshort      \r     \rstays\n"
 
     def test_fewer_rounds_than_by_default_are_announced(
         self, people: Population, capsys: pytest.CaptureFixture[str]

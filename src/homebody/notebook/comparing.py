@@ -163,7 +163,17 @@ def compare(
             for _, recipe in recipes:
                 recipe.build()  # a senseless one is refused before any is run
             results += [
-                _as(label, _run(recipe, given[0], folder, line, f"run {number} of {len(recipes)}: {label}"))
+                _as(
+                    label,
+                    _run(
+                        recipe,
+                        given[0],
+                        folder,
+                        line,
+                        f"run {number} of {len(recipes)}: {label}",
+                        lasting=out is not None,
+                    ),
+                )
                 for number, (label, recipe) in enumerate(recipes, start=1)
             ]
         order = {entry.label: place for place, entry in enumerate(entries)}
@@ -206,7 +216,7 @@ def leaderboard(
                 recipe = recipe_of(method, given[1], {**settings, "seed": seed})
                 label = f"run {number} of {len(chosen) * seeds}: {recipe.short_method}"
                 try:
-                    results.append(_run(recipe, given[0], folder, line, label))
+                    results.append(_run(recipe, given[0], folder, line, label, lasting=out is not None))
                 except HomebodyError as error:
                     results.append({"method": method.name, "error": str(error)})
         return Comparison(_kept(table_of(results, entrants), out))
@@ -276,9 +286,11 @@ def _read(data: Any, method: MethodSettings, settings: Mapping[str, Any], line: 
         return loaded(recipe_of(method, given, settings), given, watcher), given
 
 
-def _run(recipe: Recipe, data: InMemory, folder: Path, line: ProgressLine, label: str) -> dict[str, Any]:
+def _run(
+    recipe: Recipe, data: InMemory, folder: Path, line: ProgressLine, label: str, *, lasting: bool
+) -> dict[str, Any]:
     with watching(label, line, recipe.selects()) as watcher:
-        done = finish(recipe, folder, watcher, data=data)
+        done = finish(recipe, folder, watcher, data=data, lasting=lasting)
     return {**done.result}
 
 

@@ -77,7 +77,7 @@ def fit(
     temporary = None if out is not None else Path(tempfile.mkdtemp(prefix="homebody-"))
     try:
         with watching(f"{recipe.short_method} on {recipe.data}", line, recipe.selects()) as watcher:
-            done = finish(recipe, temporary or Path(str(out)), watcher, data=given)
+            done = finish(recipe, temporary or Path(str(out)), watcher, data=given, lasting=temporary is None)
         for caution in done.result.get("cautions", []):
             line.say(in_python(caution))
         return Fitted(done, temporary=temporary)
