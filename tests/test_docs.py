@@ -167,9 +167,10 @@ class TestCommands:
 
 class TestPython:
     def test_the_readme_runs_as_it_stands(
-        self, real_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         monkeypatch.setenv("HOMEBODY_DATA", str(real_data))
+        monkeypatch.chdir(tmp_path)
         (code,), (printed,) = blocks(ROOT / "README.md", "python"), blocks(ROOT / "README.md", "text")
         assert len([line for line in code.splitlines() if line]) <= 10
         exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
