@@ -26,7 +26,9 @@ def test_your_own_data(real_data: Path, tmp_path: Path, warm: Nest) -> None:
 
 
 def test_epsilon(real_data: Path, tmp_path: Path, warm: Nest) -> None:
-    (shown,) = pasted("What ε = ∞ means", tmp_path, real_data, warm)
+    trained, shown = pasted("What ε = ∞ means", tmp_path, real_data, warm)
+    assert "clients 8, public 8; δ = 1e-05" in trained
+    assert "below popularity" not in trained
     assert "2.446" in shown
     assert "whose items are whose?" in shown
 
