@@ -53,7 +53,7 @@ def prose(page: Path) -> str:
 def commands(page: Path) -> Iterator[str]:
     """Every `homebody …` of a page, in its blocks and in its sentences."""
     for code in (*blocks(page, "bash"), *blocks(page, "console")):
-        for line in code.splitlines():
+        for line in code.replace("\\\n", " ").splitlines():
             command = line.removeprefix("$ ")
             if command.startswith("homebody "):
                 # What is the shell's is not the command's.
