@@ -145,7 +145,7 @@ def _spans(column: Column) -> tuple[int, int]:
 
 def _turned(drawn: Table, width: int) -> Iterator[Table]:
     """A table's rows as columns, in as many tables as are needed for none to be too wide."""
-    heads = [str(column.header).replace("\n", " ") for column in drawn.columns]
+    heads = [str(column.header).replace("-\n", "").replace("\n", " ") for column in drawn.columns]
     rows = list(zip(*(column.cells for column in drawn.columns), strict=True))
     start = 0
     while start < len(rows):
