@@ -71,8 +71,8 @@ def _print(result: dict[str, Any]) -> None:
     page = "index.html" if (folder / "index.html").exists() else "LEADERBOARD.md"
     say(
         console,
-        *result.get("cautions", []),
         "(c): centralised",
+        *result.get("cautions", []),
         *unlike_public(marked),
         *result["legend"],
         *(f"not in the table: {method['name']}: {method['reason']}" for method in result["skipped"]),
