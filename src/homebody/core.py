@@ -657,6 +657,9 @@ class Evaluated:
     """The standard error of each metric to which noise was added."""
     unclipped: dict[str, float] = field(default_factory=dict)
     """The estimates of those metrics that noise carried beyond their range, before they were clipped to it."""
+    lists: dict[str, Tensor] = field(default_factory=dict)
+    """The first items of each test question's full ranking, best first and padded with -1, as `items` (Q, k), and whose
+    they are, as `user` (Q,); known only in a simulation, of the chosen round."""
 
 
 class Runtime(Protocol):

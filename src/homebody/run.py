@@ -20,7 +20,7 @@ from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.data.stored import read_split, without_people, write_split
 from homebody.errors import Diverged, HomebodyError, several
-from homebody.evaluation import describe, measure, sliced
+from homebody.evaluation import beyond, describe, measure, sliced
 from homebody.files import insisting, private_folder, replacing
 from homebody.methods import code_of, find, trust
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
@@ -497,9 +497,10 @@ def _federated(job: _Job, method: Method) -> _Outcome:
     planned = [charges for charges, _ in _planned(recipe, method, split)]
     for release, charges in run_notes.counted(method, split, planned).items():
         ledger.charge(release, charges, repeat=True, digest=job.digest)
+    runtime = job.runtime or simulator(recipe, split)
     trained = fit(
         method,
-        job.runtime or simulator(recipe, split),
+        runtime,
         rounds=recipe.rounds,
         cohort=recipe.cohort,
         seed=recipe.seed,
@@ -515,7 +516,11 @@ def _federated(job: _Job, method: Method) -> _Outcome:
     if trained.stopped:
         job.watcher.say(trained.stopped)
     numbers = run_notes.parameters_of(trained, recipe.seed)
-    return _Outcome(trained.evaluated, trained.chosen, numbers, trained.stopped, trained)
+    lists = {}
+    if trained.evaluated.metrics and split.shown is None:
+        lists = runtime.first_items(trained.method, trained.shared)
+    evaluated = replace(trained.evaluated, lists=lists)
+    return _Outcome(evaluated, trained.chosen, numbers, trained.stopped, trained)
 
 
 def simulator(recipe: Recipe, split: Split) -> Simulator:
@@ -586,6 +591,9 @@ def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:
     result["parameters"] = outcome.parameters
     result["reports"] = _reports(recipe, method, split, len(lines))
     run_notes.measure_references(recipe, method, split, result)
+    table = outcome.trained.shared.get("item") if outcome.trained else None
+    vectors = table if table is not None and table.ndim == 2 and len(table) == split.n_items else None
+    result["beyond"] = beyond(split, evaluated, vectors)
     return result
 
 

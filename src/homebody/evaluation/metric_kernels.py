@@ -11,7 +11,7 @@ import torch
 from homebody.kernels import ZERO
 from homebody.parallel import inner, parallel
 
-__all__ = ["among", "in_catalogue"]
+__all__ = ["among", "first", "in_catalogue"]
 
 
 def among(scores, owner, relevant, listed):
@@ -23,6 +23,13 @@ def in_catalogue(scores, owner, relevant, seen):
     """Of all items but the relevant ones and those seen (the catalogue's size pads)."""
     kernel = _few_in_catalogue if relevant.shape[1] <= FEW else _in_catalogue
     return _run(kernel, scores, owner, relevant, seen)
+
+
+def first(scores, owner, seen, k):
+    """(Q, k) the k items of the highest scores but those seen, best first, then -1; of a tie, the first item."""
+    found = np.full((len(owner), k), -1, dtype=np.int64)
+    _first(scores.detach().contiguous().numpy(), owner.numpy(), seen.numpy(), found)
+    return torch.from_numpy(found)
 
 
 def _run(kernel, scores, owner, relevant, listed):
@@ -73,6 +80,33 @@ def _in_catalogue(lower, upper, scores, owner, relevant, seen, above, tied, othe
         others[row] = len(of) - left_out - count
 
 
+@parallel(over="owner")
+def _first(lower, upper, scores, owner, seen, found):
+    best = np.empty(found.shape[1], dtype=scores.dtype)
+    of = np.empty(scores.shape[1], dtype=scores.dtype)
+    last = found.shape[1] - 1
+    for row in range(lower, upper):
+        of[:] = scores[owner[row]]
+        for item in seen[row, : _listed(seen[row], len(of))]:
+            of[item] = -np.inf  # what people have would be first, and would have to be looked up
+        items = found[row]
+        best[:] = -np.inf
+        for start in range(0, len(of), STRIDE):
+            end, higher = min(start + STRIDE, len(of)), ZERO
+            for item in range(start, end):  # the compiler vectorises this one
+                higher += 1 if of[item] > best[last] else 0
+            if higher:
+                for item in range(start, end):
+                    if of[item] > best[last]:
+                        place = last
+                        while place > 0 and of[item] > best[place - 1]:
+                            best[place], items[place] = best[place - 1], items[place - 1]
+                            place -= 1
+                        best[place], items[place] = of[item], item
+
+
+STRIDE = 32
+"""Items that are compared with the last of the first k in one go: few of them are better."""
 FEW = 24
 """So many relevant items are counted one by one, in a loop that the compiler vectorises."""
 

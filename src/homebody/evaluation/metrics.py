@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ __all__ = [
     "Places",
     "Question",
     "beside_chance",
+    "first_lists",
     "main_cutoff",
     "place",
     "skew",
@@ -125,6 +127,13 @@ class _Plain:
         there = torch.ones(asked.shape[0], asked.shape[1] + 1, dtype=torch.bool, device=asked.device)
         there.scatter_(1, torch.where(relevant < 0, asked.shape[1], relevant), False).scatter_(1, seen, False)
         return _Plain._count(asked.gather(1, relevant.clamp(min=0)), asked, there[:, :-1])
+
+    @staticmethod
+    def first(scores: Tensor, owner: Tensor, seen: Tensor, k: int) -> Tensor:
+        asked = torch.nn.functional.pad(scores[owner], (0, max(1, k - scores.shape[1])), value=-torch.inf)
+        asked = asked.nan_to_num(-torch.inf, torch.inf, -torch.inf).scatter(1, seen, -torch.inf)
+        best = torch.sort(asked, dim=1, descending=True, stable=True)
+        return torch.where(best.values[:, :k] > -torch.inf, best.indices[:, :k], -1)
 
     @staticmethod
     def _count(target: Tensor, others: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -296,19 +305,56 @@ def sound(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def summarise(
-    blocks: Iterable[Block], cutoffs: Sequence[int] = CUTOFFS, slices: Mapping[str, npt.NDArray[np.bool_]] | None = None
+    blocks: Iterable[Block],
+    cutoffs: Sequence[int] = CUTOFFS,
+    slices: Mapping[str, npt.NDArray[np.bool_]] | None = None,
+    *,
+    lists: bool = False,
 ) -> Evaluated:
     """Metrics over blocks of users: test under bare names, other held-out parts prefixed by theirs.
 
     Impressions are averaged over each user's first, like all questions, and under `impressions/` over all of them.
 
     slices: groups of users, by name, whose means are given as well, prefixed by the name.
+    lists: give what `first_lists` gives too.
     """
     summary = _Summary(cutoffs, slices)
+    firsts: list[tuple[Users, Tensor]] = []
     for block in blocks:
         for held, question, counts in _asked(block):
             summary.add(block, held, question, counts)
-    return summary.evaluated()
+        firsts += _first(block, cutoffs) if lists else []
+    return replace(summary.evaluated(), lists=_joined(firsts))
+
+
+def first_lists(blocks: Iterable[Block], cutoffs: Sequence[int] = CUTOFFS) -> dict[str, Tensor]:
+    """The first items of each test question's full ranking, as many as the main cut-off: see `Evaluated.lists`.
+
+    Of items with the same score the first is taken; one whose score is no number is never recommended.
+
+    >>> asked = Question(torch.tensor([[2]]), torch.tensor([[0]]), torch.tensor([[3, 5]]), torch.tensor([0]))
+    >>> scores = torch.tensor([[0.5, 0.1, 0.5, 0.9, 0.7]])
+    >>> first_lists([Block(np.array([8]), scores, {"test": asked})], [3])
+    {'user': tensor([8]), 'items': tensor([[4, 0, 2]], dtype=torch.int32)}
+    """
+    return _joined([pair for block in blocks for pair in _first(block, cutoffs)])
+
+
+def _first(block: Block, cutoffs: Sequence[int]) -> list[tuple[Users, Tensor]]:
+    """Whose test questions a block has, and their first items; empty if no question ranks the whole catalogue."""
+    question = block.asked.get("test")
+    if question is None or question.seen is None:
+        return []
+    count = kernels if block.scores.device.type == "cpu" else _Plain
+    found = count.first(block.scores.detach(), question.owner, question.seen, main_cutoff(cutoffs))
+    return [(block.users[question.owner.cpu().numpy()], found.to("cpu", torch.int32))]
+
+
+def _joined(firsts: Sequence[tuple[Users, Tensor]]) -> dict[str, Tensor]:
+    if not firsts:
+        return {}
+    users, items = zip(*firsts, strict=True)
+    return {"user": torch.from_numpy(np.concatenate(users)), "items": torch.cat(items)}
 
 
 class Measured(NamedTuple):

@@ -235,16 +235,16 @@ def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices
     size = max(1, SCORES_AT_ONCE // split.n_items)
     groups = sliced(split.population, slices)
     if split.shown is not None:
-        return summarise(sound(_shown(split, score, asked, size)), cutoffs, groups)
+        return summarise(sound(_shown(split, score, asked, size)), cutoffs, groups, lists=True)
     if isinstance(score, ScoreNow) and split.encoded["contexts"].columns:
         most = max(1, int(max(split.sizes(held).max(initial=0) for held in HELD)))
         size = max(1, size // most)
-        return summarise(sound(_in_context(split, score, asked, size)), cutoffs, groups)
+        return summarise(sound(_in_context(split, score, asked, size)), cutoffs, groups, lists=True)
     blocks = (
         Block(users, score(users, everything), questions(split, users))
         for users in (asked[start : start + size] for start in range(0, len(asked), size))
     )
-    return summarise(sound(blocks), cutoffs, groups)
+    return summarise(sound(blocks), cutoffs, groups, lists=True)
 
 
 def measure_beside_chance(

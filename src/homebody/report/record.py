@@ -119,6 +119,8 @@ class Result(TypedDict):
     reports: NotRequired[dict[str, float] | None]
     """Of randomised reports: how many, and ε of each and of all."""
     cpu_seconds: NotRequired[float]
+    beyond: NotRequired[dict[str, Any] | None]
+    """Coverage, novelty, diversity, popularity and gaps between groups; only of simulations."""
     references: NotRequired[dict[str, dict[str, float]]]
     """What `popularity` and `chance` get on the same test questions; known in a simulation only."""
     negatives: NotRequired[Negatives]

@@ -29,7 +29,17 @@ from homebody.core import (
 )
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
-from homebody.evaluation import CUTOFFS, Block, ImpressionRows, Question, questions, sliced, sound, summarise
+from homebody.evaluation import (
+    CUTOFFS,
+    Block,
+    ImpressionRows,
+    Question,
+    first_lists,
+    questions,
+    sliced,
+    sound,
+    summarise,
+)
 from homebody.methods.kernels import adapt_many, indexed, kernel_of, train_many
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -206,6 +216,10 @@ class Clients:
     def measured(self, blocks: Iterable[Block]) -> Evaluated:
         """The metrics of such scores."""
         return summarise(sound(blocks), self.cutoffs, self._of_slices)
+
+    def first_items(self, method: Method, shared: Tree) -> dict[str, Tensor]:
+        """What everyone who is asked would be recommended first: see `homebody.evaluation.first_lists`."""
+        return first_lists(self.scored(method, shared), self.cutoffs)
 
     def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
         """Everyone's scores with their held-out items. With contexts, each question is scored in its own."""

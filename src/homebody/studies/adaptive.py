@@ -41,7 +41,7 @@ DIVERGED = "diverged"
 NEEDS = (
     "Adaptive search needs Optuna: install homebody[tune], or give --strategy even, which spreads the settings evenly."
 )
-EVEN = 6
+EVEN = 4
 """The first trials are spread evenly; there is little to learn from fewer."""
 FINISHED = 4
 """No trial is ended before so many have finished."""
@@ -252,14 +252,14 @@ def _drawn(
     """The settings that promise most, given the trials so far.
 
     Optuna's sampler would learn nothing from trials that were ended early or diverged, and come back to where they
-    are. Here they count: see `_levelled`.
+    are. Here they count: see `_scored`.
     """
     import optuna
     from optuna.trial import TrialState
 
     known = [trial for trial in before if trial.params.keys() == space.keys()]
-    values = _levelled(direction, known)
-    seen = optuna.create_study(direction=direction)
+    values = _scored(direction, known)
+    seen = optuna.create_study(direction="maximize")
     for trial in known:
         if trial.state == TrialState.RUNNING:
             seen.add_trial(optuna.create_trial(state=trial.state, params=trial.params, distributions=space))
@@ -271,10 +271,12 @@ def _drawn(
     return sampler.sample_relative(seen, seen._storage.get_trial(number), space)
 
 
-def _levelled(direction: StudyDirection, known: Sequence[FrozenTrial]) -> dict[int, float]:
-    """A value for each trial that is over; those below the median, ended early or diverged count as the median.
+def _scored(direction: StudyDirection, known: Sequence[FrozenTrial]) -> dict[int, float]:
+    """A score below 0 for each trial that is over, 0 for the best: the log of how far it is behind, in steps of what
+    the median is behind. One that was ended early or diverged counts as the worst.
 
-    How bad the bad ones are does not matter, and would hide from the model the small differences among the good ones.
+    Trials differ most among the bad ones, where it does not matter, and would hide the small differences among the
+    good ones from the model.
     """
     from optuna.study import StudyDirection
     from optuna.trial import TrialState
@@ -283,7 +285,6 @@ def _levelled(direction: StudyDirection, known: Sequence[FrozenTrial]) -> dict[i
     sign = -1.0 if direction == StudyDirection.MINIMIZE else 1.0
     over = [trial for trial in known if trial.state != TrialState.RUNNING]
     finished = {trial.number: sign * trial.value for trial in over if trial.value is not None and trial.state == done}
-    worst = min(finished.values())
-    values = {trial.number: finished.get(trial.number, worst) for trial in over}
-    middle = statistics.median(values.values())
-    return {number: sign * max(value, middle) for number, value in values.items()}
+    best, worst = max(finished.values()), min(finished.values())
+    step = best - statistics.median(finished.values()) or 1.0
+    return {trial.number: -math.log1p((best - finished.get(trial.number, worst)) / step) for trial in over}
