@@ -277,6 +277,7 @@ def test_a_study_is_read_from_its_trials(copied: Callable[[str], Path], monkeypa
     for name in ("study.json", "best.toml"):
         (study / name).unlink()
     asked = ["--data", "synthetic:users=12,items=16,mean=6", "--rounds", "2", "--trials", "2", "--set", "factors=2"]
+    asked += ["--strategy", "even"]  # which was the only one
     found = answered("tune", "fedials", *asked, "--jobs", "1", "--out", folder)
     assert found["trials"] == wanted["trials"]
     assert found["best"] == wanted["best"]

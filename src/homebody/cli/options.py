@@ -63,6 +63,9 @@ Run = Annotated[Path, Argument(help=RUN_HELP, metavar="RUN", callback=run_named)
 """The run that a command is about."""
 Out = Annotated[Path, Option("--out", help="The folder in which run folders are created.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")]
+Beyond = Annotated[
+    bool, Option("--beyond", help="Also show coverage, novelty, diversity, popularity bias and gaps between groups.")
+]
 TrustCode = Annotated[
     bool,
     Option("--trust-code", help="Run the Python file that the recipe names as its method; its path is printed first."),

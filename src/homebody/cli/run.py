@@ -31,6 +31,7 @@ def run(
         Option(help="Continue the run in this folder, or latest; give no method.", callback=options.run_named),
     ] = None,
     trust_code: options.TrustCode = False,
+    beyond: options.Beyond = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a method and print its test metrics, at the round chosen on validation, with ε and costs.
@@ -46,7 +47,7 @@ def run(
     if (method is None) == (resume is None):
         raise HomebodyError("Give either a method to run (see `homebody methods`) or --resume RUN.")
     if resume is not None:
-        _refuse_others("--resume continues with the run's own recipe", "resume", "trust_code", "as_json")
+        _refuse_others("--resume continues with the run's own recipe", "resume", "trust_code", "beyond", "as_json")
         if trust_code:
             runs.trust_folder(resume, options.warn)
         with watching("resumed", quiet=as_json) as watcher:
@@ -64,7 +65,7 @@ def run(
             )
         with watching(f"{recipe.short_method} seed {seed}", quiet=as_json, select=recipe.selects()) as watcher:
             result = runs.execute(recipe, out, watcher)
-    options.answer(result, as_json, lambda: print_result(result))
+    options.answer(result, as_json, lambda: print_result(result, beyond=beyond))
 
 
 def _refuse_others(why: str, *taken: str) -> None:
@@ -90,6 +91,7 @@ def compare(
     ],
     seeds: Annotated[int, Option(help="Number of seeds (0, 1, …) to run each method with.")] = 3,
     out: options.Out = Path("runs"),
+    beyond: options.Beyond = False,
     as_json: options.Json = False,
 ) -> None:
     """Compare methods: mean and deviation over seeds, and whether each differs significantly from the best.
@@ -103,9 +105,9 @@ def compare(
     from homebody.run import execute
 
     if finished := _finished(methods, out):
-        _refuse_others("Finished runs are compared as they are", "methods", "out", "as_json")
+        _refuse_others("Finished runs are compared as they are", "methods", "out", "beyond", "as_json")
         compared = compared_runs(finished)
-        options.answer(compared, as_json, lambda: print_comparison(compared))
+        options.answer(compared, as_json, lambda: print_comparison(compared, beyond=beyond))
         return
     check_counts(seeds=seeds)
     recipes = [given.recipe(method, seed=seed) for method in dict.fromkeys(methods) for seed in range(seeds)]
@@ -116,7 +118,7 @@ def compare(
         with watching(f"{recipe.short_method} seed {recipe.seed}", quiet=as_json) as watcher:
             results.append(execute(recipe, out, watcher))
     comparison = summarise_runs(results)
-    options.answer(comparison, as_json, lambda: print_comparison(comparison))
+    options.answer(comparison, as_json, lambda: print_comparison(comparison, beyond=beyond))
 
 
 def _finished(given: list[str], out: Path) -> list[Path]:
@@ -136,6 +138,7 @@ def show(
     run: Annotated[
         Path, Argument(help=f"{options.RUN_HELP} Or a server's folder.", metavar="RUN", callback=options.run_named)
     ],
+    beyond: options.Beyond = False,
     as_json: options.Json = False,
 ) -> None:
     """Show a run or a server's training: its recipe, its metrics by round, what it disclosed to whom, its result."""
@@ -144,13 +147,13 @@ def show(
     from homebody.report.terminal import print_run
 
     if (run / SERVER_FILE).is_file():
-        _show_server(run, as_json)
+        _show_server(run, as_json, beyond)
         return
     folder = RunFolder.open(run)
-    options.answer(folder.result() if as_json else {}, as_json, lambda: print_run(folder))
+    options.answer(folder.result() if as_json else {}, as_json, lambda: print_run(folder, beyond=beyond))
 
 
-def _show_server(folder: Path, as_json: bool) -> None:
+def _show_server(folder: Path, as_json: bool, beyond: bool) -> None:
     from contextlib import closing
 
     from homebody.federation.server.admin import outcome
@@ -168,5 +171,5 @@ def _show_server(folder: Path, as_json: bool) -> None:
         options.answer(
             result or {},
             as_json,
-            lambda: print_record(shown, lines, ledger, recipe.stated_at, result, unfinished),
+            lambda: print_record(shown, lines, ledger, recipe.stated_at, result, unfinished, beyond=beyond),
         )

@@ -18,6 +18,7 @@ import polars as pl
 
 from homebody.errors import HomebodyError, several
 from homebody.evaluation.metrics import main_cutoff
+from homebody.report.beyond import beyond_means
 from homebody.report.record import RunFolder
 from homebody.report.statement import recipe_of
 from homebody.report.words import (
@@ -357,6 +358,7 @@ def _row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "method": method,
         "name": method if "label" in runs[0] else method.rpartition(":")[2],
         "metrics": _means([run["metrics"] for run in runs]),
+        "beyond": beyond_means(run.get("beyond") for run in runs),
         "epsilon": runs[0]["epsilon"],
         "bytes_up": round(statistics.fmean(run["bytes_up"] for run in runs)),
         "bytes_down": round(statistics.fmean(run["bytes_down"] for run in runs)),

@@ -8,6 +8,8 @@ from typing import Any
 
 from homebody.errors import several
 from homebody.report import reproduction
+from homebody.report.beyond import cell as beyond_cell
+from homebody.report.beyond import legend_of, shown_of
 from homebody.report.comparison import comparison_columns, reference_rows
 from homebody.report.reproduction import SHORT, Footnotes, Part, ResultTable, Study
 from homebody.report.words import duration
@@ -50,6 +52,11 @@ def leaderboard_markdown(result: Mapping[str, Any]) -> str:
     rows = [(plain(row["name"]), row["kind"], *(column.text(row) for column in columns)) for row in shown]
     said = [*result.get("cautions", []), *result["legend"]]
     lines += [*table(headings, rows, numeric=2), "", *(f"- {plain(line)}" for line in said)]
+    if figures := shown_of(result["methods"]):
+        cells = [(plain(row["name"]), *(beyond_cell(row, figure) for figure in figures)) for row in result["methods"]]
+        lines += ["", "## Beyond accuracy", ""]
+        lines += [*table(("method", *(figure.heading for figure in figures)), cells), ""]
+        lines += [f"- {line}" for line in legend_of(figures)]
     if result["skipped"]:
         lines += ["", "## Not in the table", ""]
         lines += [f"- {plain(method['name'])}: {plain(method['reason'])}" for method in result["skipped"]]

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError, several
+from homebody.report.beyond import cell as beyond_cell
+from homebody.report.beyond import legend_of, shown_of
 from homebody.report.charts import choice_of, privacy_chart
 from homebody.report.comparison import comparison_columns, reference_rows
 from homebody.report.words import duration
@@ -149,7 +151,24 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
         f"<dt>wall time</dt><dd>{duration(source['seconds'])}</dd></dl></section>"
     )
     left_out = f"<section><h2>Not in the table</h2>{skipped}</section>" if skipped else ""
-    return page(f"Leaderboard: {result['data']}", header, [board, plot, left_out, made_of], [chart])
+    body = [board, _beyond(result), plot, left_out, made_of]
+    return page(f"Leaderboard: {result['data']}", header, body, [chart])
+
+
+def _beyond(result: Mapping[str, Any]) -> str:
+    """A second table: what the lists of each method are like together."""
+    figures = shown_of(result["methods"])
+    if not figures:
+        return ""
+    heads = "".join(f'<th scope="col">{escape(figure.heading)}</th>' for figure in figures)
+    rows = "".join(
+        _leader(row, [beyond_cell(row, figure) for figure in figures], [""] * len(figures)) for row in result["methods"]
+    )
+    return (
+        '<section><h2>Beyond accuracy</h2><div class="scroll" tabindex="0" role="region" aria-label="Beyond accuracy">'
+        f'<table><thead><tr><th scope="col" class="left">method</th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+        f"</div>{listed(legend_of(figures))}</section>"
+    )
 
 
 def _largest(texts: Sequence[str]) -> str:

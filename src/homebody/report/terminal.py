@@ -18,6 +18,16 @@ from homebody.errors import several
 from homebody.evaluation.metrics import main_cutoff
 from homebody.privacy import Ledger, event_from_json
 from homebody.report import reproduction, words
+from homebody.report.beyond import (
+    FIGURES,
+    beyond_line,
+    figures_of,
+    group_rows,
+    legend_of,
+    metrics_of,
+    shown_of,
+)
+from homebody.report.beyond import cell as beyond_cell
 from homebody.report.comparison import cautions, comparison_columns, legend, reference_rows
 from homebody.report.record import RunFolder
 from homebody.report.reproduction import SHORT, ResultTable
@@ -39,8 +49,8 @@ NEWS = {"auc": "AUC", "mrr": "MRR", "ndcg@5": "NDCG@5", "ndcg@10": "NDCG@10"}
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
-    """One run: metrics, ε, costs, and where the record is."""
+def print_result(result: Mapping[str, Any], console: Console | None = None, *, beyond: bool = False) -> None:
+    """One run: metrics, ε, costs, and where the record is. beyond: also what it is like beyond accuracy."""
     console = console or Console()
     metrics, errors = result["metrics"], result.get("errors", {})
     name = result["method"].rpartition(":")[2]
@@ -79,6 +89,8 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         if f"{group}impressions/auc" in metrics:
             means = (f"{title} {float(metrics[f'{group}impressions/{name}']):.4f}" for name, title in NEWS.items())
             say(console, f"mean over impressions{users}: {', '.join(means)}")
+    if beyond:
+        print_beyond(result, console)
     epsilon = ", ".join(f"{who} {words.epsilon(value)}" for who, value in result["epsilon"].items())
     # Records of earlier versions have no δ, nor a finite ε.
     delta = f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
@@ -92,6 +104,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         *([f"references, on the same questions: {' and '.join(references)}"] if references and metrics else []),
         *([result["meaning"]] if metrics else []),
         *_noise_line(result),
+        *([line] if not beyond and (line := beyond_line(result.get("beyond"))) else []),
         f"ε certified, one user, over the whole training: {epsilon}{delta}",
         *_meaning_lines(result),
         *_reports_line(result),
@@ -102,6 +115,29 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         *result["notes"],
         f"record: {result['run']}",
     )
+
+
+def print_beyond(result: Mapping[str, Any], console: Console) -> None:
+    """What a run's lists are like together, and how good they are for groups of people."""
+    found = result.get("beyond")
+    if not found:
+        say(console, "Nothing beyond accuracy is known: devices do not send it, and older records do not have it.")
+        return
+    known = figures_of(found)
+    if known:
+        title = f"Beyond accuracy, lists of {found['k']}"
+        table = screen.table(["", "value", "what it is"], ["value"], title=title)
+        for figure in FIGURES:
+            if figure.key in known:
+                by = f", by {found['diversity_by']}" if figure.key == "diversity" else ""
+                table.add_row(figure.heading, figure.write(known[figure.key]), figure.meaning + by)
+        screen.put(console, table)
+    if rows := group_rows(found):
+        headings = ["by", "group", "users", *metrics_of(found)]
+        groups = screen.table(headings, headings[2:], title="Groups of people")
+        for row in rows:
+            groups.add_row(*row)
+        screen.put(console, groups)
 
 
 def _meaning_lines(result: Mapping[str, Any]) -> list[str]:
@@ -137,15 +173,23 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
     return [f"ε of reports, by addition: {parts} = {words.epsilon(reports['total'])} at δ = 0{behind}"]
 
 
-def print_comparison(comparison: Mapping[str, Any], console: Console | None = None) -> None:
-    """Methods side by side, and what the columns mean."""
+def print_comparison(comparison: Mapping[str, Any], console: Console | None = None, *, beyond: bool = False) -> None:
+    """Methods side by side, and what the columns mean. beyond: a second table, of what is beyond accuracy."""
     console = console or Console()
     rows = [{"name": row["method"].rpartition(":")[2], **row} for row in comparison["methods"]]
     comparison_table({**comparison, "methods": rows}, console)
+    figures = shown_of(rows) if beyond else []
+    if figures:
+        headings = [figure.heading for figure in figures]
+        table = screen.table(["method", *headings], headings, title="Beyond accuracy")
+        for row in rows:
+            table.add_row(row["name"], *(beyond_cell(row, figure) for figure in figures))
+        screen.put(console, table)
     say(
         console,
         *comparison.get("cautions", []),
         *legend(comparison),
+        *legend_of(figures),
         *unlike_public(rows),
         *_compilation(rows),
         *comparison["notes"],
@@ -262,7 +306,7 @@ def _narrow(result: ResultTable, title: str, width: int) -> Table:
     return shown
 
 
-def print_run(folder: RunFolder, console: Console | None = None) -> None:
+def print_run(folder: RunFolder, console: Console | None = None, *, beyond: bool = False) -> None:
     """A run's record: recipe, rounds, ledger, result."""
     recipe, lines = recipe_of(folder), folder.rounds()
     result = folder.result() if (folder.path / "result.json").exists() else None
@@ -271,7 +315,7 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
         ledger = None
         if folder.ledger_path.exists():
             ledger = stack.enter_context(contextlib.closing(Ledger(folder.ledger_path)))
-        print_record(recipe, lines, ledger, stated_at(recipe), result, unfinished, console)
+        print_record(recipe, lines, ledger, stated_at(recipe), result, unfinished, console, beyond=beyond)
 
 
 def print_record(
@@ -282,6 +326,8 @@ def print_record(
     result: Mapping[str, Any] | None,
     unfinished: str,
     console: Console | None = None,
+    *,
+    beyond: bool = False,
 ) -> None:
     """What is kept of a training, simulated or with real devices. unfinished: the sentence where it has no result."""
     console = console or Console()
@@ -296,7 +342,7 @@ def print_record(
     if ledger is not None:
         _print_ledger(ledger, delta, console)
     if result is not None:
-        print_result(result, console)
+        print_result(result, console, beyond=beyond)
     else:
         recorded = several(len(lines), "round is", "rounds are")
         say(console, f"not complete: {recorded} recorded; {unfinished}")
