@@ -14,12 +14,15 @@ import pytest
 from tests.warm import Nest
 
 from homebody.errors import HomebodyError
+from homebody.evaluation import beyond
 from homebody.methods import trust
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
+from homebody.report.record import jsonable
 from homebody.report.terminal import print_result
 from homebody.run import Watcher, execute, reopen, resume
+from homebody.simulation import Simulator
 
 DATA = "synthetic:users=30,items=40,mean=8"
 FEDMF = Recipe("fedmf", DATA, fields={"factors": 4}, rounds=5, cohort=12)
@@ -626,3 +629,41 @@ def test_a_run_names_the_stages_of_a_methods_own_channel(tmp_path: Path, capsys:
     given = execute(replace(recipe, stages=["one-bit:epsilon=1,k=5", "shuffle"]), tmp_path)
     assert given["channel"] == given["stages"] == ["one-bit:epsilon=1,k=5", "shuffle"]
     assert execute(Recipe("popularity", recipe.data, rounds=1), tmp_path)["channel"] is None
+
+
+@pytest.mark.parametrize("chosen", ["last", "earlier"])
+def test_a_run_records_what_its_lists_are_like(tmp_path: Path, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the chosen round, whether its scores were at hand or are worked out again."""
+    apart: list[bool] = []
+    plain = Simulator.first_items
+
+    def counted(self: Simulator, *arguments: Any) -> Any:
+        apart.append(True)
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Simulator, "first_items", counted)
+    rounds = 3
+    if chosen == "earlier":  # training goes too far after a good round
+        recipe = Recipe("fedmf", DATA, rounds=rounds, fields={"factors": 4, "learning_rate": 0.9}, evaluate_every=1)
+        result = execute(recipe, tmp_path)
+        if result["chosen_round"] == rounds:
+            pytest.skip("the last round is the best here")
+    else:
+        result = execute(Recipe("fedmf", DATA, rounds=rounds, fields={"factors": 4}, evaluate_every=3), tmp_path)
+        assert result["chosen_round"] == rounds
+    assert bool(apart) == (chosen == "earlier")
+    trained, _ = reopen(Path(result["run"]))
+    runtime = trained.runtime
+    assert isinstance(runtime, Simulator)
+    lists = plain(runtime, trained.method, trained.shared)
+    found = beyond(runtime.split, replace(trained.evaluated, lists=lists), trained.shared["item"])
+    assert found is not None
+    assert result["beyond"] == jsonable(found)
+
+
+def test_a_reference_records_what_its_lists_are_like(tmp_path: Path) -> None:
+    found = execute(Recipe("popularity", DATA), tmp_path)["beyond"]
+    assert found is not None
+    assert 0 < found["coverage"] < 1
+    assert found["popularity_lift"] > 0
+    assert "diversity" not in found

@@ -493,11 +493,18 @@ def _federated(job: _Job, method: Method) -> _Outcome:
     """Charge vocabularies that are counted with noise, then train."""
     recipe, split, ledger = job.recipe, job.split, job.ledger
     assert recipe.rounds is not None
-    job.watcher.start(sum(phase.rounds or recipe.rounds for phase in method.phases))
+    total = sum(phase.rounds or recipe.rounds for phase in method.phases)
+    job.watcher.start(total)
     planned = [charges for charges, _ in _planned(recipe, method, split)]
     for release, charges in run_notes.counted(method, split, planned).items():
         ledger.charge(release, charges, repeat=True, digest=job.digest)
     runtime = job.runtime or simulator(recipe, split)
+    runtime.listing = total == 1
+
+    def on_round(line: Round) -> None:
+        job.record(line)
+        runtime.listing = line.step == total - 1  # if the last round is chosen, its scores are at hand
+
     trained = fit(
         method,
         runtime,
@@ -509,17 +516,17 @@ def _federated(job: _Job, method: Method) -> _Outcome:
         delta=recipe.stated_at,
         evaluate_every=recipe.every(method),
         select=recipe.selects(),
-        on_round=job.record,
+        on_round=on_round,
         checkpoints=job.folder,
         digest=job.digest,
     )
     if trained.stopped:
         job.watcher.say(trained.stopped)
     numbers = run_notes.parameters_of(trained, recipe.seed)
-    lists = {}
-    if trained.evaluated.metrics and split.shown is None:
-        lists = runtime.first_items(trained.method, trained.shared)
-    evaluated = replace(trained.evaluated, lists=lists)
+    runtime.listing = False
+    evaluated = trained.evaluated
+    if evaluated.metrics and not evaluated.lists and split.shown is None:
+        evaluated = replace(evaluated, lists=runtime.first_items(trained.method, trained.shared))
     return _Outcome(evaluated, trained.chosen, numbers, trained.stopped, trained)
 
 

@@ -94,12 +94,11 @@ def _of_lists(split: Split, users: Longs, items: Longs) -> dict[str, float]:
 
 def _trained_on(split: Split) -> tuple[Longs, Longs]:
     """Each training interaction's person and item; a repeat counts once."""
-    rows = split.interactions("train")
-    owners = np.searchsorted(split.population.indptr, rows, side="right") - 1
-    items = split.population.items[rows].astype(np.int64)
+    owners = np.repeat(np.arange(split.n_users), np.where(split.learn, split.lengths, 0))
+    items = split.population.items[split.interactions("train")].astype(np.int64)
     if split.repeats:
         owners, items = np.divmod(np.unique(owners * split.n_items + items), split.n_items)
-    return owners.astype(np.int64), items
+    return owners, items
 
 
 def _means(values: Floats, items: Longs, there: npt.NDArray[np.bool_]) -> float:
