@@ -14,7 +14,7 @@ from homebody.report.words import spread
 
 __all__ = [
     "FIGURES",
-    "Figure",
+    "ListFigure",
     "beyond_line",
     "beyond_means",
     "cell",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class Figure(NamedTuple):
+class ListFigure(NamedTuple):
     """One figure: its key, its heading, how it is written, and what it says."""
 
     key: str
@@ -36,17 +36,19 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
-    Figure("coverage", "coverage", "{:.3f}".format, "the share of the catalogue that is in anybody's list"),
-    Figure("novelty", "novelty", "{:.2f}".format, "the mean self-information of recommended items, in bits"),
-    Figure("diversity", "diversity", "{:.3f}".format, "the mean distance of two items of a list, 1 - cosine"),
-    Figure(
+    ListFigure("coverage", "coverage", "{:.3f}".format, "the share of the catalogue that is in anybody's list"),
+    ListFigure("novelty", "novelty", "{:.2f}".format, "the mean self-information of recommended items, in bits"),
+    ListFigure("diversity", "diversity", "{:.3f}".format, "the mean distance of two items of a list, 1 - cosine"),
+    ListFigure(
         "popularity_lift",
         "popularity lift",
         "{:+.0%}".format,
         "how much more popular the recommended items are than those of people's histories",
     ),
-    Figure("gini", "Gini", "{:.3f}".format, "how unequally items are recommended: 0 all alike, 1 one item alone"),
-    Figure("gap", "activity gap", "{:.3f}".format, "NDCG of the best third of people by activity, less the worst's"),
+    ListFigure("gini", "Gini", "{:.3f}".format, "how unequally items are recommended: 0 all alike, 1 one item alone"),
+    ListFigure(
+        "gap", "activity gap", "{:.3f}".format, "NDCG of the best third of people by activity, less the worst's"
+    ),
 )
 
 
@@ -83,7 +85,7 @@ def beyond_means(runs: Iterable[Mapping[str, Any] | None]) -> dict[str, dict[str
     }
 
 
-def cell(row: Mapping[str, Any], figure: Figure) -> str:
+def cell(row: Mapping[str, Any], figure: ListFigure) -> str:
     """A figure of a method in a comparison."""
     known = (row.get("beyond") or {}).get(figure.key)
     if known is None:
@@ -94,12 +96,12 @@ def cell(row: Mapping[str, Any], figure: Figure) -> str:
     return spread(known)
 
 
-def shown_of(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def shown_of(rows: Sequence[Mapping[str, Any]]) -> list[ListFigure]:
     """The figures that any of these rows of a comparison has."""
     return [figure for figure in FIGURES if any(figure.key in (row.get("beyond") or {}) for row in rows)]
 
 
-def legend_of(figures: Iterable[Figure]) -> list[str]:
+def legend_of(figures: Iterable[ListFigure]) -> list[str]:
     """What the figures mean, a sentence each."""
     return [f"{figure.heading}: {figure.meaning}" for figure in figures]
 
