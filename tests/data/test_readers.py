@@ -256,3 +256,16 @@ class TestNumbers:
         texts = Numbered.of(pl.Series([str(value) for value in values]))
         assert texts.ids.to_list() == sorted({str(value) for value in values})
         assert texts.ids.gather(texts.rows).to_list() == [str(value) for value in values]
+
+    def test_texts_of_one_hash_are_still_two(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        values = ["a", "c", "b", "a", "b"]
+        monkeypatch.setattr(pl.Series, "hash", lambda self: pl.Series([7] * len(self), dtype=pl.UInt64))
+        numbered = Numbered.of(pl.Series(values))
+        assert numbered.ids.to_list() == ["a", "b", "c"]
+        assert numbered.rows.tolist() == [0, 2, 1, 0, 1]
+
+    def test_categories_are_numbered_in_the_order_of_their_texts(self) -> None:
+        for kind in (pl.Categorical, pl.Enum(["z", "b", "a"])):
+            numbered = Numbered.of(pl.Series(["b", "a", "b"], dtype=kind))
+            assert numbered.ids.to_list() == ["a", "b"]
+            assert numbered.rows.tolist() == [1, 0, 1]
