@@ -150,7 +150,7 @@ def _curves(panel: CurvePanel, left: float, top: float, wide: float, axis: str, 
         yield f'<polyline class="{hue}" points="{points}"/>' if len(curve.y) > 1 else _point(hue, points)
         yield f'<path class="{hue}" d="M{legend:.1f} {top + HEAD + 8:.1f}h16"/>'
         yield _text(legend + 22, top + HEAD + 12, curve.name)
-        legend += 22 + LETTER * len(curve.name) + 18
+        legend += 22 + 1.2 * LETTER * len(curve.name) + 16  # many names are capitals
 
 
 def _point(hue: str, at: str) -> str:
