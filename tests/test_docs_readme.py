@@ -34,7 +34,7 @@ def test_epsilon(real_data: Path, tmp_path: Path, warm: Nest) -> None:
 
 
 def test_devices(real_data: Path, tmp_path: Path, warm: Nest) -> None:
-    (shown,) = pasted("On real devices", tmp_path, real_data, warm, ports=(9092,))
+    (shown,) = pasted("On real devices", tmp_path, real_data, warm, ports=(9092, 9464))
     assert "pfedrec on devices, test" in shown
     assert "6 releases charged" in shown
 

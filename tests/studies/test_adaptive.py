@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.studies.test_tune import DATA, DIVERGING, FEDIALS, SPACE, Stop, counted, timeless
 
+from homebody.errors import HomebodyError
 from homebody.evaluation.metrics import ERRORS
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
@@ -217,3 +218,14 @@ class TestTune:
             assert isinstance(one, Adaptive)
             assert one._study.direction == optuna.study.StudyDirection.MINIMIZE
         assert not Search(replace(FEDIALS, select="valid/rmse"), SPACE).larger
+
+
+def test_a_damaged_storage_is_refused_in_a_sentence_and_kept(tmp_path: Path) -> None:
+    (tmp_path / STORAGE).write_bytes(b"no database" * 200)
+    space: Space = {"factors": Range(2, 8)}
+    with (
+        pytest.raises(HomebodyError, match=r"optuna.db cannot be read or written \(file is not a database\)"),
+        adaptive(tmp_path, "study", {"factors": 4}, space, 2, seed=0, metric="ndcg@10", larger=True),
+    ):
+        pass
+    assert (tmp_path / STORAGE).exists()

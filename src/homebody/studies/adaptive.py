@@ -30,6 +30,7 @@ from homebody.studies.space import Space, every_point, points, size, tidied, wit
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
+    from optuna.storages import RDBStorage
     from optuna.study import Study, StudyDirection
     from optuna.trial import FrozenTrial, Trial
 
@@ -165,24 +166,55 @@ def adaptive(
     """An adaptive search that is stored in this folder under this name, begun or continued."""
     import optuna
 
-    verbosity = optuna.logging.get_verbosity()
+    verbosity, file = optuna.logging.get_verbosity(), folder / STORAGE
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{(folder / STORAGE).resolve()}")
+    begun = file.exists()
     try:
-        study = optuna.create_study(
-            storage=storage,
-            study_name=name,
-            direction="maximize" if larger else "minimize",
-            pruner=optuna.pruners.PercentilePruner(KEPT, n_startup_trials=FINISHED),
-            load_if_exists=True,
-        )
-        study.set_user_attr("seed", seed)
-        study.set_user_attr("metric", metric)
-        yield Adaptive(study, first, space, trials, larger=larger)
+        with _storing(file), _connected(file) as storage:
+            study = optuna.create_study(
+                storage=storage,
+                study_name=name,
+                direction="maximize" if larger else "minimize",
+                pruner=optuna.pruners.PercentilePruner(KEPT, n_startup_trials=FINISHED),
+                load_if_exists=True,
+            )
+            study.set_user_attr("seed", seed)
+            study.set_user_attr("metric", metric)
+            begun = True
+            yield Adaptive(study, first, space, trials, larger=larger)
+    finally:
+        if not begun:  # without a study in it the file is of no use
+            for part in (file, file.with_name(f"{file.name}-journal")):
+                part.unlink(missing_ok=True)
+        optuna.logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _connected(file: Path) -> Iterator[RDBStorage]:
+    from optuna.storages import RDBStorage
+
+    storage = RDBStorage(f"sqlite:///{file.resolve()}")
+    try:
+        yield storage
     finally:
         storage.remove_session()
         storage.engine.dispose()
-        optuna.logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _storing(file: Path) -> Iterator[None]:
+    """Say in a sentence what SQLite refuses."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+        reason = getattr(cause, "orig", None) or type(cause).__name__
+        raise HomebodyError(
+            f"{file} cannot be read or written ({reason}): make room on its disk; if it is damaged, move it away."
+        ) from error
 
 
 def _suggest(trial: Trial, name: str, where: Range | tuple[Any, ...]) -> None:
