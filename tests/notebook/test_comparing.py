@@ -58,6 +58,40 @@ class TestCompare:
         assert found.frame["epsilon/public"].to_list()[1] == pytest.approx(private.epsilon["public"])
         assert hb.compare([plain, hb.fit("ials", people, quiet=True)]).frame.height == 2
 
+    @pytest.mark.parametrize(
+        ("source", "settings", "sentence"),
+        [
+            (SOURCE, {"protocol": "published"}, "protocol is strict in mine and published in pop. Train both"),
+            (SOURCE, {"split": "ratio"}, "split is leave-one-out in mine and ratio in pop"),
+            (SOURCE, {"negatives": 20}, "negatives is 99 in mine and 20 in pop"),
+            (f"{SOURCE},seed=3", {}, "interactions differ: mine has"),
+            ("synthetic:users=40,items=60,mean=10", {}, "40 users"),
+        ],
+    )
+    def test_a_model_beside_what_does_not_compare_is_refused_before_any_training(
+        self, people: Population, source: str, settings: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mine = hb.fit("fedmf", people, rounds=1, quiet=True)
+        monkeypatch.setattr("homebody.notebook.comparing.finish", lambda *args, **kwargs: pytest.fail("it trained"))
+        with pytest.raises(hb.HomebodyError, match=sentence):
+            hb.compare({"mine": mine, "pop": "popularity"}, hb.load(source), seeds=1, quiet=True, **settings)
+
+    def test_models_of_other_data_or_of_settings_given_too_late_are_refused(self, people: Population) -> None:
+        models = {name: hb.fit(name, people, rounds=1, quiet=True) for name in ("fedmf", "ials")}
+        with pytest.raises(hb.HomebodyError, match="the data has"):
+            hb.compare(models, hb.load(f"{SOURCE},seed=3"), quiet=True)
+        with pytest.raises(hb.HomebodyError, match="trained already: leave out protocol"):
+            hb.compare(models, protocol="strict", quiet=True)
+        with pytest.raises(hb.HomebodyError, match="the seed of the split is 0 in fedmf and 3 in pop"):
+            hb.compare({**models, "pop": "popularity"}, hb.split(people, seed=3), seeds=1, quiet=True)
+
+    def test_rows_of_different_seeds_get_no_p_and_say_so(self, people: Population) -> None:
+        mine = hb.fit("fedmf", people, rounds=1, seed=7, quiet=True)
+        found = hb.compare({"mine": mine, "pop": "popularity"}, SOURCE, seeds=1, quiet=True)
+        assert found.frame["p"].null_count() == 2
+        assert "different seeds" in repr(found)
+        assert "different seeds" in str(found)
+
     def test_a_split_a_simulator_and_stages_with_a_reference(self, people: Population) -> None:
         split = hb.split(people, "ratio:test=0.3")
         for data in (split, hb.Simulator(split)):
@@ -97,7 +131,7 @@ class TestCompare:
                         "other": hb.fit("popularity", p, split="ratio", quiet=True),
                     }
                 ),
-                "were asked different questions",
+                "split is leave-one-out in one and ratio in other",
             ),
         ],
     )

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
+from homebody.data import Population
+from homebody.data.splits import Split
 from homebody.errors import HomebodyError, several
+from homebody.evaluation.metrics import main_cutoff
 from homebody.markup import html
 from homebody.notebook.asking import MethodSettings, Named, data_of, loaded, method_of, population_in, recipe_of
 from homebody.notebook.fitted import Fitted
@@ -21,14 +24,27 @@ from homebody.notebook.plots import Plot
 from homebody.notebook.progress import ProgressLine, watching
 from homebody.notebook.wording import in_python, python_errors
 from homebody.recipe import Recipe
-from homebody.report.comparison import METRICS, comparison_columns, legend, reference_rows, summarise_runs
+from homebody.report.comparison import (
+    METRICS,
+    comparison_columns,
+    in_common,
+    legend,
+    reference_rows,
+    refuse_unlike,
+    seeds_of,
+    summarise_runs,
+)
 from homebody.report.svg import DotPanel, DotRow, dot_chart
 from homebody.report.words import metric_name
-from homebody.run import InMemory, finish
+from homebody.run import InMemory, finish, settled
 from homebody.settings import check_counts
+from homebody.simulation import Simulator
 from homebody.studies.leaderboard import fitting, table_of
 
 __all__ = ["Comparison", "compare", "leaderboard", "records"]
+
+ASKED = ("split", "protocol", "negatives", "public", "held_out", "cutoffs")
+"""What runs that are compared have in common, beside their people and items."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,7 +104,7 @@ class Comparison:
         return f"{self.details['data']}, protocol {self.details['protocol']}, {self._seeds()}"
 
     def _seeds(self) -> str:
-        return several(len(self.details["seeds"]), "seed")
+        return seeds_of(self.details)
 
     def __repr__(self) -> str:
         methods = several(len(self.details["methods"]), "method")
@@ -122,6 +138,17 @@ class ComparedMethod(NamedTuple):
     method: MethodSettings | Fitted
 
 
+class AskedRun(NamedTuple):
+    """What a run asks of its users."""
+
+    label: str
+    fields: Mapping[str, Any]
+    people: Population
+    seed: int
+    split_seed: int
+    """What decides who is asked what; by default the run's own seed."""
+
+
 @python_errors
 def compare(
     methods: Iterable[Named | Fitted] | Mapping[str, Named | Fitted],
@@ -147,38 +174,37 @@ def compare(
     _check_seeds(seeds)
     entries = _labelled(methods)
     line = ProgressLine(quiet=quiet)
+    trained = [(entry.label, entry.method) for entry in entries if isinstance(entry.method, Fitted)]
+    todo = [(entry.label, entry.method) for entry in entries if isinstance(entry.method, MethodSettings)]
+    if todo and data is None:
+        raise HomebodyError("Methods are compared on data: hb.compare(methods, data).")
+    if settings and not todo:
+        raise HomebodyError(f"These models are trained already: leave out {next(iter(settings))}.")
+    asked = [_asked_of(label, model.recipe, model.split) for label, model in trained]
+    recipes: list[tuple[str, Recipe]] = []
+    given: tuple[InMemory, Any] | None = None
+    if data is not None:
+        given = _read(data, todo[0][1] if todo else method_of("popularity"), settings, line)
+        recipes = [
+            (label, recipe_of(method, given[1], {**settings, "seed": seed}))
+            for label, method in todo
+            for seed in range(seeds)
+        ]
+        for _, recipe in recipes:
+            recipe.build()  # a senseless one is refused before any is run
+        asked += [_asked_of(label, settled(recipe, given[0]), given[0]) for label, recipe in recipes]
+        if trained and not todo:
+            asked.append(asked[0]._replace(label="the data", people=population_in(given[0])))
+    _refuse_unlike(asked)
+    results = [_as(label, model.result) for label, model in trained]
     with records(out) as folder:
-        results = [_as(entry.label, entry.method.result) for entry in entries if isinstance(entry.method, Fitted)]
-        _refuse_unlike([entry.method for entry in entries if isinstance(entry.method, Fitted)])
-        todo = [(entry.label, entry.method) for entry in entries if isinstance(entry.method, MethodSettings)]
-        if todo:
-            if data is None:
-                raise HomebodyError("Methods are compared on data: hb.compare(methods, data).")
-            given = _read(data, todo[0][1], settings, line)
-            recipes = [
-                (label, recipe_of(method, given[1], {**settings, "seed": seed}))
-                for label, method in todo
-                for seed in range(seeds)
-            ]
-            for _, recipe in recipes:
-                recipe.build()  # a senseless one is refused before any is run
-            results += [
-                _as(
-                    label,
-                    _run(
-                        recipe,
-                        given[0],
-                        folder,
-                        line,
-                        f"run {number} of {len(recipes)}: {label}",
-                        lasting=out is not None,
-                    ),
-                )
-                for number, (label, recipe) in enumerate(recipes, start=1)
-            ]
+        for number, (label, recipe) in enumerate(recipes, start=1):
+            said = f"run {number} of {len(recipes)}: {label}"
+            assert given is not None
+            results.append(_as(label, _run(recipe, given[0], folder, line, said, lasting=out is not None)))
         order = {entry.label: place for place, entry in enumerate(entries)}
         results.sort(key=lambda result: order[result["method"]])
-        return Comparison(_kept(summarise_runs(results), out))
+        return Comparison(_kept(summarise_runs(in_common(results)), out))
 
 
 @python_errors
@@ -270,13 +296,54 @@ def _apart(method: MethodSettings | Fitted) -> str:
     return " ".join([*(f"{name}={value}" for name, value in fields.items()), *stages])
 
 
-def _refuse_unlike(models: Sequence[Fitted]) -> None:
-    """Refuse models that were asked different questions."""
-    for model in models[1:]:
-        one, other = models[0].split, model.split
-        same = one.protocol == other.protocol and one.n_users == other.n_users
-        if not (same and np.array_equal(one.bounds, other.bounds) and np.array_equal(one.items, other.items)):
-            raise HomebodyError(f"{models[0]!r} and {model!r} were asked different questions: train both on one split.")
+def _asked_of(label: str, recipe: Recipe, data: InMemory) -> AskedRun:
+    """What a run of this recipe on this data asks of its users."""
+    split = data.split if isinstance(data, Simulator) else data
+    people = population_in(data)
+    how = recipe.held_out or ("random" if people.times is None else "latest")
+    fields = {
+        **{name: getattr(recipe, name) for name in ("split", "protocol", "negatives", "public")},
+        "held_out": split.how if isinstance(split, Split) else how,
+        # Users are compared in pairs at this list length alone.
+        "cutoffs": main_cutoff(recipe.measured()),
+    }
+    return AskedRun(label, fields, people, recipe.seed, split.seed if isinstance(split, Split) else recipe.seed)
+
+
+def _refuse_unlike(asked: Sequence[AskedRun]) -> None:
+    """Refuse runs that do not compare; those of one seed are compared user by user, so their splits are the same."""
+    refuse_unlike([(each.label, each.fields) for each in asked], ASKED)
+    for seed in dict.fromkeys(each.seed for each in asked):
+        same = [(each.label, {"the seed of the split": each.split_seed}) for each in asked if each.seed == seed]
+        refuse_unlike(same, ["the seed of the split"])
+    _refuse_other_people(asked)
+
+
+def _refuse_other_people(asked: Sequence[AskedRun]) -> None:
+    """Refuse runs of other people or items: their figures do not compare."""
+    for each in asked[1:]:
+        one, other = asked[0].people, each.people
+        if one is other:
+            continue
+        same = (one.n_users, one.n_items) == (other.n_users, other.n_items) and _same_ids(one, other)
+        if one.n_interactions and other.n_interactions:  # a model may have been kept without its people
+            same = same and np.array_equal(one.indptr, other.indptr) and np.array_equal(one.items, other.items)
+        if not same:
+            sizes = [
+                f"{name} has {people.name} ({several(people.n_users, 'user')}, {several(people.n_items, 'item')}, "
+                f"{several(people.n_interactions, 'interaction')})"
+                for name, people in ((asked[0].label, one), (each.label, other))
+            ]
+            raise HomebodyError(
+                f"These runs do not compare, because their interactions differ: {' and '.join(sizes)}. "
+                "Train both on the same data."
+            )
+
+
+def _same_ids(one: Population, other: Population) -> bool:
+    if one.item_ids is None or other.item_ids is None:
+        return one.item_ids is other.item_ids
+    return one.item_ids.cast(pl.String).equals(other.item_ids.cast(pl.String))
 
 
 def _read(data: Any, method: MethodSettings, settings: Mapping[str, Any], line: ProgressLine) -> tuple[InMemory, Any]:

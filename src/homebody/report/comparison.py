@@ -37,9 +37,12 @@ __all__ = [
     "compared_runs",
     "comparison_columns",
     "holm",
+    "in_common",
     "legend",
     "paired_p",
     "reference_rows",
+    "refuse_unlike",
+    "seeds_of",
     "summarise_runs",
 ]
 
@@ -266,27 +269,57 @@ def compared_runs(folders: Sequence[Path]) -> dict[str, Any]:
         raise HomebodyError("There is one run to compare: name two or more, or see it with `homebody show`.")
     results = [folder.result() for folder in opened]
     recipes = [recipe_of(folder) for folder in opened]
-    first, metrics = opened[0], set(results[0]["metrics"])
-    for folder, recipe, result in zip(opened, recipes, results, strict=True):
-        for field in ASKED:
-            one, other = recipes[0].get(field), recipe.get(field)
-            if one != other:
-                said = f"{field} is {_said(one)} in {first.path} and {_said(other)} in {folder.path}"
-                raise HomebodyError(f"These runs do not compare: {said}. Train both with the same {field}.")
+    refuse_unlike([(str(folder.path), recipe) for folder, recipe in zip(opened, recipes, strict=True)], ASKED)
+    first = opened[0]
+    for folder, result in zip(opened, results, strict=True):
         if result["meaning"] != results[0]["meaning"]:
             raise HomebodyError(
                 f'These runs do not compare: {first.path} says "{results[0]["meaning"]}", and {folder.path} '
                 f'"{result["meaning"]}".'
             )
-        metrics &= set(result["metrics"])
     _refuse_changed_data(opened, recipes)
-    if not any(name.startswith("ndcg@") for name in metrics):
-        raise HomebodyError("These runs have no NDCG at one list length in common: give them the same --cutoffs.")
-    labels = _labels(recipes)
-    kept = [{name: result["metrics"][name] for name in result["metrics"] if name in metrics} for result in results]
     return summarise_runs(
-        [{**result, "label": label, "metrics": own} for result, label, own in zip(results, labels, kept, strict=True)]
+        [{**result, "label": label} for result, label in zip(in_common(results), _labels(recipes), strict=True)]
     )
+
+
+def refuse_unlike(runs: Sequence[tuple[str, Mapping[str, Any]]], fields: Iterable[str]) -> None:
+    """Refuse runs, by name, that differ in one of these fields of what they asked of their users.
+
+    >>> refuse_unlike([("mine", {"split": "ratio"}), ("popularity", {"split": "leave-one-out"})], ["split"])
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: These runs do not compare: split is ratio in mine and leave-one-out in popularity.
+    Train both with the same split.
+    """
+    for field in fields:
+        for name, asked in runs:
+            one, other = runs[0][1].get(field), asked.get(field)
+            if one != other:
+                said = f"{field} is {_said(one)} in {runs[0][0]} and {_said(other)} in {name}"
+                raise HomebodyError(
+                    f"These runs do not compare: {said}. Train both with the same {field.removeprefix('the ')}."
+                )
+
+
+def in_common(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same results with the metrics that all of them have."""
+    shared = set.intersection(*(set(result["metrics"]) for result in results))
+    if not any(name.startswith("ndcg@") for name in shared):
+        raise HomebodyError("These runs have no NDCG at one list length in common: give them the same --cutoffs.")
+    return [
+        {**result, "metrics": {name: value for name, value in result["metrics"].items() if name in shared}}
+        for result in results
+    ]
+
+
+def seeds_of(comparison: Mapping[str, Any]) -> str:
+    """How many seeds each row has; rows of different seeds have no number in common.
+
+    >>> seeds_of({"seeds": [0, 1], "test": "paired over users"}), seeds_of({"seeds": [0, 7], "test": UNPAIRED})
+    ('2 seeds', 'different seeds')
+    """
+    return "different seeds" if comparison.get("test") == UNPAIRED else several(len(comparison["seeds"]), "seed")
 
 
 def _refuse_changed_data(opened: Sequence[RunFolder], recipes: Sequence[Mapping[str, Any]]) -> None:

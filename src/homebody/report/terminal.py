@@ -28,7 +28,7 @@ from homebody.report.beyond import (
     shown_of,
 )
 from homebody.report.beyond import cell as beyond_cell
-from homebody.report.comparison import cautions, comparison_columns, legend, reference_rows
+from homebody.report.comparison import cautions, comparison_columns, legend, reference_rows, seeds_of
 from homebody.report.record import RunFolder
 from homebody.report.reproduction import SHORT, ResultTable
 from homebody.report.statement import recipe_of, stated_at
@@ -203,8 +203,7 @@ def comparison_table(comparison: Mapping[str, Any], console: Console) -> None:
 
     References stand below the methods.
     """
-    seeds = several(len(comparison["seeds"]), "seed")
-    title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds}"
+    title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds_of(comparison)}"
     columns = comparison_columns(("server", "public"))
     wide = console.width >= 100
     headings = ["method"]
