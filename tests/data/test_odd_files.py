@@ -274,13 +274,32 @@ FILES: dict[str, Odd] = {
     ),
     "json-list": Odd(b'[{"user": 1, "item": 2}, {"user": 1, "item": 3}]', 2, name="mine.json"),
     "hdf5": Odd(b"\x89HDF\r\n\x1a\n" + bytes(100), says="HDF5 file.* save the table as Parquet or CSV", name="mine.h5"),
-    "picture": Odd(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9, says="mine.csv"),
+    "picture": Odd(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 9, says="mine.csv is a PNG file, so it is no table"),
+    "bytes": Odd(b"\x0a\xff\x00" + bytes(range(256)) * 9, says="mine.csv is no table: it has bytes that no text has"),
+    "called-a-sheet": Odd(b"not excel", says="mine.xlsx is no table: it is called a spreadsheet", name="mine.xlsx"),
+    "text-called-a-sheet": Odd(PLAIN.encode(), 40, name="mine.xls"),
+    "other-language": Odd(
+        rows("ann;1", header="Kunde;Artikel"), says="are the user and the item. .* with --user-col and --item-col;"
+    ),
     "option-of-another-format": Odd(
         b'{"user": 1, "item": 2}\n', says="--separator is for text files", name="mine.jsonl", options={"separator": ";"}
     ),
     "query-of-a-file": Odd(PLAIN.encode(), says="--query asks a database", options={"query": "SELECT 1"}),
     # dates
     **{f"date-{form}": Odd(dated(*days), 3, check=ordered) for form, days in DAYS.items()},
+    "date-mostly": Odd(
+        dated("2024-02-01", "yesterday", "2024-02-02"), says="row 2 has 'yesterday'.*--time-col '' does without times"
+    ),
+    "date-hardly": Odd(
+        dated("2024-02-01", "yesterday", "today"), 3, "date is not taken for times.*--time-col date insists"
+    ),
+    "date-of-no-use": Odd(
+        dated("2024-02-01", "yesterday", "2024-02-02"), 3, "took user for users", options={"time_col": ""}
+    ),
+    "ratings-infinite": Odd(
+        rows("ann,1,inf", "bob,1,4", header="user,item,stars"),
+        says="row 1 has 'inf'.*--rating-col '' does without ratings",
+    ),
     "date-either-way": Odd(
         dated("01/02/2024", "02/03/2024"), says="day or the month may come first.*--time-format '%d/%m/%Y'"
     ),

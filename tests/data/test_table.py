@@ -80,7 +80,7 @@ def test_dates_become_seconds(file: Path) -> None:
         ("", r"mine.csv is empty"),
         ("\n\n", r"mine.csv is empty"),
         ("user,item\n", r"no rows below its header"),
-        ("who,what\n1,2\n", r"--user-col; its columns are 'who', 'what'\.$"),
+        ("who,what\n1,2\n", r"with --user-col and --item-col; its columns are 'who', 'what'\.$"),
         ("user,what\n1,2\n", r"--item-col; its columns are 'user', 'what'"),
         ("196,242,3\n186,302,3\n", r"if the file has no header line, give --no-header"),
         ("user,userId,item\n1,1,2\n", r"several columns that could be the user \('user', 'userId'\)"),

@@ -93,13 +93,18 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _moments(first: int, last: int) -> tuple[str, str]:
-    """Dates where the last is plainly in seconds since 1970, otherwise the numbers.
+    """Dates where the last is plainly in seconds, or thousandths of seconds and so on, since 1970; otherwise numbers.
 
     >>> _moments(-428_720_400, 1_304_892_000), _moments(3, 70)
     (('1956-05-31 23:00', '2011-05-08 22:00'), ('3', '70'))
+    >>> _moments(1_704_067_200_000, 1_721_260_800_000)
+    ('2024-01-01 00:00', '2024-07-18 00:00')
     """
-    if not (10**8 < last < 10**10 and first > -(10**10)):
-        return f"{first:,}", f"{last:,}"
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    start, end = (f"{epoch + timedelta(seconds=time):%Y-%m-%d %H:%M}" for time in (first, last))
-    return start, end
+    for unit in (1, 10**3, 10**6, 10**9):
+        # Above one second, only times of 1992 to 2039 are plainly such.
+        least, most = (10**8, 10**10) if unit == 1 else (int(7e8), int(2.2e9))
+        if least < last // unit < most and first // unit > -(10**10):
+            epoch = datetime(1970, 1, 1, tzinfo=UTC)
+            start, end = (f"{epoch + timedelta(seconds=time // unit):%Y-%m-%d %H:%M}" for time in (first, last))
+            return start, end
+    return f"{first:,}", f"{last:,}"

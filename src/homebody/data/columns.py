@@ -55,7 +55,7 @@ class FileColumn:
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: The rating column 'stars' of a.csv must hold numbers, but row 2 has 'bad'
-    (1 such row, counted from 1, header aside).
+    (1 such row, counted from 1, header aside); --rating-col '' does without ratings.
     """
 
     values: pl.Series
@@ -143,8 +143,13 @@ class FileColumn:
             plain = values.str.contains(f"{DECIMAL_COMMA}|^[+-]?[0-9]+$")
             values = values if not plain.all() else values.str.replace(",", ".", literal=True)
         values = _as_numbers(values)
-        self.refuse(~values.cast(pl.Float32).is_finite().fill_null(False), "numbers")
+        self.refuse(~values.cast(pl.Float32).is_finite().fill_null(False), "numbers", f"; {self._without()}")
         return values
+
+    def _without(self) -> str:
+        """How to do without the column."""
+        equal = "=" if _in_python(self.path) else " "
+        return f"{option(self.path, f'{self.role}_col')}{equal}'' does without {self.role}s"
 
     def numbers_or_nothing(self, remedy: str = "") -> pl.Series:
         """Finite numbers, or null where there is nothing.
@@ -218,7 +223,7 @@ class FileColumn:
             # The column has the type of most rows; the other rows are mistakes.
             if dated.null_count() < counted.null_count():
                 counted = dated
-        remedy = f"; {option(self.path, 'time_format', '%d.%m.%Y %H:%M')} reads such a form"
+        remedy = f"; {option(self.path, 'time_format', '%d.%m.%Y %H:%M')} reads such a form, {self._without()}"
         wrong = counted.cast(pl.Int64, strict=False).is_null()
         self.refuse(wrong, "numbers (of 64 bits) or dates", remedy if values.null_count() < len(values) else "")
         return counted.cast(pl.Int64) if counted.dtype.is_integer() else counted
@@ -241,15 +246,23 @@ class FileColumn:
         return moments(text, first)
 
     def mostly_numbers(self) -> bool:
-        """Whether more than half of the values are numbers.
+        """Whether more than half of the values are numbers, finite or not.
 
-        >>> FileColumn(pl.Series("x", ["1", "2", "?"]), "rating", Path("a.csv")).mostly_numbers()
+        >>> FileColumn(pl.Series("x", ["1", "inf", "?"]), "rating", Path("a.csv")).mostly_numbers()
         True
         """
-        if self.values.dtype.is_nested() or self.values.dtype.is_temporal() or self.values.dtype == pl.Object:
+        if not (self.values.dtype in TEXTS or self.values.dtype.is_numeric()):
             return False
         values = self.bare().drop_nulls()
-        return _as_numbers(values).null_count() * 2 < len(values) if len(values) else False
+        return values.cast(pl.Float64, strict=False).null_count() * 2 < len(values)
+
+    def mostly_times(self) -> bool:
+        """Whether more than half of the values are dates, or seconds or milliseconds since 1970 of recent decades.
+
+        >>> FileColumn(pl.Series("x", ["2024-02-01", "yesterday", "2024-02-02"]), "time", Path("a.csv")).mostly_times()
+        True
+        """
+        return self._share_of_times() > 0.5
 
     def looks_like_times(self) -> bool:
         """Whether the values are dates, or seconds or milliseconds since 1970 of recent decades.
@@ -258,17 +271,22 @@ class FileColumn:
         >>> [FileColumn(pl.Series("x", values), "feature", Path("a.csv")).looks_like_times() for values in columns]
         [True, True, False, False]
         """
+        return self._share_of_times() == 1.0
+
+    def _share_of_times(self) -> float:
+        """Of the first 1,000 values."""
         if self.values.dtype.is_temporal():
-            return self.values.dtype in (pl.Date, pl.Datetime)
+            return float(self.values.dtype in (pl.Date, pl.Datetime))
         if not (self.values.dtype in TEXTS or self.values.dtype.is_numeric()):
-            return False
+            return 0.0
         few = FileColumn(self.values.drop_nulls().head(1000), self.role, self.path).bare().drop_nulls()
         if not len(few):
-            return False
+            return 0.0
         counted = _as_numbers(few)
         if counted.null_count() == 0:
-            return any(bool(counted.is_between(*span).all()) for span in EPOCHS)
-        return few.dtype == pl.String and moments(few, bool(day_first(few))).null_count() == 0
+            return float(max(counted.is_between(*span).sum() for span in EPOCHS) / len(few))
+        dated = 0 if few.dtype != pl.String else len(few) - moments(few, bool(day_first(few))).null_count()
+        return dated / len(few)
 
     def guess(self) -> Kind:
         """The kind of feature that the values look like.

@@ -27,7 +27,7 @@ import polars as pl
 from homebody.data.origins import Layout, LoadedTable, option
 from homebody.errors import HomebodyError, several
 
-__all__ = ["PACKED", "opened", "read_text"]
+__all__ = ["PACKED", "TAKEN", "opened", "read_text"]
 
 PART = 1 << 25
 """Bytes that are read at once."""
@@ -472,6 +472,11 @@ def _not_so_encoded(path: Path, encoding: str, part: bytes, lines: int, error: U
     line = lines + part[: max(at, 0)].count(b"\n") + 1
     if encoding != "utf-8":
         return HomebodyError(f"{path} is not {encoding} text: line {line:,} cannot be read; give another --encoding.")
+    if b"\0" in part:
+        return HomebodyError(
+            f"{path} is no table: it has bytes that no text has (if it is UTF-16, give "
+            f"{option(path, 'encoding', 'utf-16')})."
+        )
     likely = "cp1252" if set(part) & set(range(0x80, 0xA0)) else "latin-1"
     return HomebodyError(
         f"{path} is not UTF-8 text: line {line:,} has the byte 0x{error.object[error.start]:02X}; if it is a file of "

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import polars as pl
 
-from homebody.data.delimited import opened, read_text
+from homebody.data.delimited import TAKEN, opened, read_text
 from homebody.data.frames import Frame, as_polars, is_frame
 from homebody.data.origins import FRAME, Layout, LoadedTable, Named, Origin, option
 from homebody.errors import HomebodyError
@@ -38,6 +38,8 @@ FILE_ENDINGS = (
 )
 SCHEMES = ("sqlite://", "postgresql://", "postgres://")
 Format = Literal["text", "parquet", "excel", "lines", "json", "arrow"]
+PICTURES = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"%PDF-": "PDF"}
+SHEETS = (".xlsx", ".xls", ".ods")
 DATABASES = ("mysql", "mariadb", "mssql", "oracle", "duckdb", "snowflake", "bigquery", "redshift")
 
 
@@ -153,7 +155,12 @@ def _format(path: Path) -> Format:
     ):
         if magic.startswith(begin):
             raise HomebodyError(f"{path} is a {what} file, which is not read: save the table as Parquet or CSV.")
+    picture = next((what for begin, what in PICTURES.items() if magic.startswith(begin)), None)
+    if picture is not None:
+        raise HomebodyError(f"{path} is a {picture} file, so it is no table: give a text file, Parquet or Excel.")
     begin = _unpacked_start(path)
+    if ending in SHEETS and not any(mark.encode() in begin for mark in TAKEN):
+        raise HomebodyError(f"{path} is no table: it is called a spreadsheet, and holds text of one column.")
     if ending == ".json" and begin[:1] == b"[":
         return "json"
     bare = path.name.lower().removesuffix(".gz").removesuffix(".zst")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Literal
 
@@ -79,6 +79,7 @@ def choose_columns(
     {'user': 'customer', 'item': 'asin', 'time': 'date', 'rating': 'stars'}
     """
     chosen: dict[str, str] = {}
+    missing: list[str] = []
     taken = {name for name in given.values() if name}
     for role, name in given.items():
         if name and name not in present:
@@ -96,7 +97,9 @@ def choose_columns(
         if name:
             chosen[role] = name
         elif role in required:
-            raise _unknown(path, present, role, separator)
+            missing.append(role)
+    if missing:
+        raise _unknown(path, present, missing, separator)
     for role, other in combinations(chosen, 2):
         if chosen[role] == chosen[other]:
             raise HomebodyError(
@@ -106,16 +109,18 @@ def choose_columns(
     return chosen
 
 
-def _unknown(path: Origin, present: list[str], role: str, separator: str | None) -> HomebodyError:
+def _unknown(path: Origin, present: list[str], roles: Sequence[str], separator: str | None) -> HomebodyError:
     hint = ""
     if separator is not None:
         word = {" ": "space", "\t": "tab", "\x01": "\\x01", "\x1f": "\\x1f"}.get(separator, separator)
         hint = f" (if that is one line of several values, give {option(path, 'separator', word)})"
     elif any(_is_value(name) for name in present):
         hint = f" (if the file has no header line, give {option(path, 'no_header')})"
+    options = " and ".join(option(path, f"{role}_col") for role in roles)
+    which, them = ("Which column", "it") if len(roles) == 1 else ("Which columns", "them")
+    what = f"{'is' if len(roles) == 1 else 'are'} the {' and the '.join(roles)}"
     return HomebodyError(
-        f"Which column of {path} is the {role}? Name it with {option(path, f'{role}_col')}; its columns are "
-        f"{listed(present)}{hint}."
+        f"{which} of {path} {what}? Name {them} with {options}; its columns are {listed(present)}{hint}."
     )
 
 

@@ -88,8 +88,11 @@ def read_table(
         )
     guesses = {role: FileColumn(table[names[role]], role, path) for role in ("time", "rating") if role in names}
     # What is only probably of a role is something else if its values are.
-    others += [names.pop(role) for role, column in guesses.items() if given[role] is None and not _fits(column)]
-    notes = [*said(path, names, given), *notes]
+    unfit: dict[str, str] = {
+        role: names.pop(role) for role, each in guesses.items() if given[role] is None and not _fits(each)
+    }
+    others += unfit.values() if feature_cols is None else ()
+    notes = [*said(path, names, given), *_unfit(path, unfit), *notes]
     if layout.drop:
         table = _complete(table, names, path, notes)
     column = {role: FileColumn(table[name], role, path) for role, name in names.items()}
@@ -122,9 +125,15 @@ def _fits(column: FileColumn) -> bool:
     if usual([column.values.name], USUAL_NAMES[column.role]):
         return True
     few = FileColumn(column.values.drop_nulls().head(1000), column.role, column.path)
-    if column.role == "time" and few.looks_like_times():
-        return True
-    return few.mostly_numbers()
+    return few.mostly_numbers() or (column.role == "time" and few.mostly_times())
+
+
+def _unfit(path: Origin, names: Mapping[str, str]) -> Iterable[str]:
+    """Why columns with likely names are not what the names say."""
+    for role, name in names.items():
+        needs = "numbers or dates" if role == "time" else "numbers"
+        insisting = option(path, f"{role}_col", name)
+        yield f"{path.name}: {name} is not taken for {role}s, as most of it is not {needs} ({insisting} insists)."
 
 
 def _missing(column: FileColumn) -> pl.Series:
@@ -250,9 +259,12 @@ def describe(
     features: dict[str, _Feature] = {}
     left: dict[str, str] = {}
     refused: list[str] = []
+    nameless = [name for name in table.columns if not name.strip()]
+    if nameless:
+        # No option can name it.
+        refused.append(f"{path.name}: left out {several(len(nameless), 'column')} without a name.")
     for name in table.columns:
-        if not name.strip():
-            left["a column"] = "without a name"
+        if name in nameless:
             continue
         column, insist = FileColumn(table[name], "feature", path), name in asked or name in wanted
         if not insist and column.looks_like_times():
