@@ -155,6 +155,15 @@ def test_pandas_without_pyarrow() -> None:
     assert done.stdout.strip() == ("['ann'] [2, 1] the frame: left out 1 row, 1 without a user (drop_missing).")
 
 
+def test_a_pandas_frame_without_pyarrow() -> None:
+    """As docs/python.md says."""
+    script = "import sys; sys.modules['pyarrow'] = None; import pandas as pd; import polars as pl; "
+    script += "frame = pl.DataFrame({'item': ['emma', None], 'score': [1.5, 2.0]}); "
+    script += "print(pd.DataFrame(frame.to_dict(as_series=False)).to_dict('list'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("{'item': ['emma', "), done.stderr
+
+
 @pytest.mark.parametrize("library", [lambda frame: frame, of_pandas, pl.DataFrame.to_arrow])
 def test_features_and_impressions_may_be_frames_too(library: Callable[[pl.DataFrame], Any]) -> None:
     users = library(pl.DataFrame({"user": ["ann", "ben", "cat"], "age": [31.5, 40.5, 22.5]}))
