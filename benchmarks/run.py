@@ -450,6 +450,7 @@ def import_alone() -> list[Figure]:
 def frames() -> list[Figure]:
     """`load` of frames of 10 million rows: seconds, and memory beyond the frame's own."""
     import numpy as np
+    import pandas as pd
     import polars as pl
 
     from homebody.data import load
@@ -464,8 +465,12 @@ def frames() -> list[Figure]:
         }
     )
     texts = frame.with_columns(pl.format("u{}", "user").alias("user"), pl.format("i{}", "item").alias("item"))
+    objects = pd.DataFrame({name: frame[name].to_numpy() for name in ("time", "rating")})
+    for name in ("user", "item"):
+        called = np.array([f"{name[0]}{number}" for number in range(200_000)], dtype=object)
+        objects[name] = pd.Series(called[frame[name].to_numpy()], dtype=object)
     figures = []
-    for what, given in (("numbers", frame), ("texts", texts)):
+    for what, given in (("numbers", frame), ("texts", texts), ("objects of pandas", objects)):
         before, began = _memory_mb("VmRSS"), time.perf_counter()
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
         load(given)

@@ -155,6 +155,17 @@ def test_pandas_without_pyarrow() -> None:
     assert done.stdout.strip() == ("['ann'] [2, 1] the frame: left out 1 row, 1 without a user (drop_missing).")
 
 
+@pytest.mark.parametrize("first", ["ann", "a long name that many rows share"])
+@pytest.mark.parametrize("nothing", [None, float("nan"), pd.NA, pd.NaT])
+def test_texts_among_objects(first: str, nothing: Any) -> None:
+    frame = pd.DataFrame({"user": pd.Series([first, nothing, "bob", 7], dtype=object), "item": [1, 2, 3, 4]})
+    for given, ids in ((frame.head(3), ["bob", first]), (frame, ["7", "bob", first])):
+        people = load(given, drop_missing=True)
+        assert people.user_ids is not None
+        assert sorted(people.user_ids.to_list()) == sorted(ids)
+        assert people.n_interactions == len(ids)
+
+
 def test_a_pandas_frame_without_pyarrow() -> None:
     """As docs/python.md says."""
     script = "import sys; sys.modules['pyarrow'] = None; import pandas as pd; import polars as pl; "
@@ -201,6 +212,16 @@ TWICE = pd.DataFrame([[1, 2, 3]], columns=["user", "item", "item"])
         (pd.DataFrame(), {}, "The frame is empty: it needs a column of users and one of items."),
         (TWICE, {}, "The frame has two columns called 'item': rename one of them."),
         (pa.table([[1], [2], [3]], names=["user", "item", "item"]), {}, "The frame has several columns of one name"),
+        (
+            pd.DataFrame({"user": ["ann", ["bob"]], "item": [1, 2]}),
+            {},
+            "The column 'user' of the frame cannot be read: unexpected value",
+        ),
+        (
+            pd.DataFrame({"user": pd.Series(["ann", "\ud800"], dtype=object), "item": [1, 2]}),
+            {},
+            "The column 'user' of the frame cannot be read: .* surrogates not allowed",
+        ),
         (pd.Series([1, 2]), {}, "The frame is a pandas Series: give a DataFrame"),
         (Unreadable(), {}, "The frame of type Unreadable cannot be read as a table: the connection is closed."),
         (42, {}, "Data come from a name, a file, the address of a database or a data frame"),

@@ -15,6 +15,9 @@ from homebody.errors import HomebodyError
 
 __all__ = ["Frame", "as_polars", "is_frame"]
 
+SHORT = 12
+"""Characters of texts that polars keeps without a place elsewhere."""
+
 
 class _ArrowStream(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
@@ -100,7 +103,15 @@ def _of_pandas(frame: Any, what: str) -> pl.DataFrame:
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
         raise HomebodyError(f"{what[:1].upper()}{what[1:]} has two columns called '{twice}': rename one of them.")
-    return pl.DataFrame([_column(column).alias(name) for name, (_, column) in zip(names, parts, strict=True)])
+    return pl.DataFrame([_read(column, name, what) for name, (_, column) in zip(names, parts, strict=True)])
+
+
+def _read(values: Any, name: str, what: str) -> pl.Series:
+    try:
+        return _column(values).alias(name)
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise HomebodyError(f"The column '{name}' of {what} cannot be read: {reason}. Leave it out.") from error
 
 
 def _column(values: Any) -> pl.Series:
@@ -141,6 +152,8 @@ def _from_arrow(values: Any) -> pl.Series:
 
 def _of_objects(values: Any) -> pl.Series:
     """Python objects: texts, dates or numbers; of a mixture, what each is written as."""
+    if (texts := _short_texts(values)) is not None:
+        return texts
     try:
         codes, distinct = values.factorize()
     except TypeError:  # lists, which have no hash
@@ -157,6 +170,19 @@ def _of_objects(values: Any) -> pl.Series:
         names = names.cast(pl.Categorical)  # each text stays where it is, once
     places = pl.Series(codes.astype(np.int64))
     return names.gather(places.set(places < 0, None) if (codes < 0).any() else places)
+
+
+def _short_texts(values: Any) -> pl.Series | None:
+    """Texts that polars keeps in 16 bytes each, which is faster than finding the distinct ones; None for others."""
+    lengths = [len(text) for text in values.head(1000).tolist() if isinstance(text, str)]
+    if not lengths or sum(lengths) > SHORT * len(lengths):
+        return None
+    for nothing in ({}, {"na_value": None}):  # to look for NaN takes as long as to read the texts
+        try:
+            return pl.Series(values.to_numpy(dtype=object, **nothing).tolist(), dtype=pl.String, strict=True)
+        except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
+            pass
+    return None  # not texts alone
 
 
 def _plain(value: Any) -> Any:

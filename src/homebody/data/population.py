@@ -35,6 +35,8 @@ Kind = Literal["categorical", "multi-hot", "numeric", "text", "sequence"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 NEEDS = ("ratings", "times", "user features", "item features", "impressions")
 """What a method may say it needs of the data."""
+AT_ONCE = 1 << 20
+"""Rows of which copies are made at once."""
 MATCHED = 20_000
 """Names of items that a wrong one is compared with at most."""
 Clock = npt.NDArray[np.int64] | npt.NDArray[np.float64]
@@ -491,13 +493,15 @@ def _grouped(texts: pl.Series) -> tuple[pl.Series, npt.NDArray[np.int32]]:
         packed = texts.hash().to_numpy() >> np.uint64(bits) << np.uint64(bits)
         packed |= np.arange(len(texts), dtype=np.uint64)
         packed.sort()
-        order = (packed & np.uint64((1 << bits) - 1)).astype(np.int64)
+        order = (packed & np.uint64((1 << bits) - 1)).view(np.int64)
         packed >>= np.uint64(bits)
         first = np.concatenate([[True], packed[1:] != packed[:-1]])
+        del packed
         codes = np.empty(len(texts), dtype=np.int32)
         codes[order] = np.cumsum(first, dtype=np.int32) - np.int32(1)
         names = texts.gather(order[first])
-        if (names.gather(codes) == texts).all():  # no two texts have one hash
+        parts = (slice(start, start + AT_ONCE) for start in range(0, len(texts), AT_ONCE))
+        if all((names.gather(codes[part]) == texts[part]).all() for part in parts):  # no two texts have one hash
             return names, codes
     coded = texts.cast(pl.Categorical) if texts.dtype == pl.String else texts
     used = coded.unique()
