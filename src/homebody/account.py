@@ -55,6 +55,12 @@ __all__ = [
     "statement",
 ]
 
+
+def __dir__() -> list[str]:
+    """What TAB offers."""
+    return sorted(__all__)
+
+
 Several = int | Sequence[int]
 Deltas = float | Sequence[float]
 

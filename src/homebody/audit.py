@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "canary", "inspect", "inspected", "interactions", "linkage", "membership", "view", "words"]
 
+
+def __dir__() -> list[str]:
+    """What TAB offers."""
+    return sorted(__all__)
+
+
 Model = Fitted | Trained | str | Path
 """A fitted model, or the folder of a finished run."""
 Step = Callable[[int, int], None]

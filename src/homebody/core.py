@@ -6,10 +6,11 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, in_short, refuse_unknown
 from homebody.rng import Rng
-from homebody.settings import check_params, param
+from homebody.settings import check_params, param, params
 
 if TYPE_CHECKING:
     from homebody.privacy import Channel, Charge
@@ -424,6 +425,14 @@ class Scoring(NamedTuple):
         return {"ratings": "valid/rmse", "clicks": "valid/impressions/auc"}.get(self.predicts, "valid/ndcg@10")
 
 
+class _FieldSignature:
+    """The signature that help and completion show: the fields, not what `__new__` takes."""
+
+    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+        whole = inspect.signature(owner.__init__)  # type: ignore[misc]  # of the class itself
+        return whole.replace(parameters=[*whole.parameters.values()][1:])
+
+
 class Recommender:
     """What methods and references have in common: a frozen dataclass of the paper's hyper-parameters."""
 
@@ -432,6 +441,15 @@ class Recommender:
     """What the data must have: ratings, times, user features, item features, impressions."""
     uses: ClassVar[tuple[str, ...]] = ()
     """What it reads if the data has it: as `needs`, contexts, and texts among the features."""
+
+    __signature__: ClassVar[Any] = _FieldSignature()
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        # The TypeError of a dataclass would not say which fields there are.
+        taken = cls.__signature__.parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+            refuse_unknown(f"field of {cls.__name__}", settings, taken)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_params(self)
@@ -483,6 +501,13 @@ class Method(Recommender):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        uplink = getattr(self, "uplink", None)
+        if uplink is not None and not hasattr(uplink, "with_stages"):
+            example = next((f" Settings go by name, such as {each.name}={each.default}." for each in params(self)), "")
+            raise HomebodyError(
+                f"The uplink of {type(self).__name__} is a Channel, such as hb.Channel(hb.Clip(1.0)), not "
+                f"{in_short(uplink)}.{example}"
+            )
         if type(self).asks is Method.asks and getattr(getattr(self, "uplink", None), "asks_rows", False):
             raise HomebodyError(
                 f"{type(self).__name__} needs its shared parameters whole and cannot ask for rows: leave out ask-rows."

@@ -5,7 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-__all__ = ["Abandoned", "Diverged", "HomebodyError", "Unavailable", "refuse_unknown", "several", "unknown_name"]
+__all__ = [
+    "Abandoned",
+    "Diverged",
+    "HomebodyError",
+    "Unavailable",
+    "in_short",
+    "refuse_unknown",
+    "several",
+    "unknown_name",
+]
 
 
 class HomebodyError(Exception):
@@ -35,10 +44,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> HomebodyError:
 
     >>> print(unknown_name("method", "pfedrek", ["pfedrec", "fedmf"]))
     There is no method 'pfedrek'; did you mean 'pfedrec'? Known: fedmf, pfedrec.
+    >>> print(unknown_name("method", "FedMF", ["pfedrec", "fedmf"]))
+    There is no method 'FedMF'; did you mean 'fedmf'? Known: fedmf, pfedrec.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
+    lower = {each.lower(): each for each in reversed(names)}
+    near = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=0.5)
+    hint = f"; did you mean '{lower[near[0]]}'?" if near else "."
     return HomebodyError(f"There is no {kind} '{name}'{hint} Known: {', '.join(names)}.")
 
 
@@ -50,6 +62,16 @@ def refuse_unknown(kind: str, names: Iterable[str], known: Collection[str]) -> N
     for name in names:
         if name not in known:
             raise unknown_name(kind, name, known)
+
+
+def in_short(given: object) -> str:
+    """What was given, for a sentence: itself if that is short, otherwise its type.
+
+    >>> in_short("synthetic"), in_short([0] * 100)
+    ("'synthetic'", 'this list')
+    """
+    text = repr(given)
+    return text if len(text) <= 60 and "\n" not in text else f"this {type(given).__name__}"
 
 
 def several(count: float, what: str, many: str = "") -> str:

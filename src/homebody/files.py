@@ -25,6 +25,7 @@ __all__ = [
     "insisting",
     "is_full",
     "is_held",
+    "path_of",
     "private_folder",
     "read_settings",
     "replace_all",
@@ -42,6 +43,19 @@ SHARED = 0o666
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PAUSE = 0.05
 _NOT_PLAIN = "it is a link, or no plain file"
+
+
+def path_of(given: object) -> Path:
+    """A file or folder from the text or path that names it.
+
+    >>> path_of(None)
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: A file or folder is named by a text or a Path, not None.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise HomebodyError(f"A file or folder is named by a text or a Path, not {given!r}.")
+    return Path(given)
 
 
 def private_folder(path: Path, *, exist_ok: bool = True) -> None:

@@ -239,7 +239,7 @@ class Recipe:
         What checks δ, vocabularies, views and budgets takes seconds to import: it is imported where a recipe names any.
         """
         settings.check(self, "The recipe's ")
-        if not self.measured():
+        if not self.cutoffs:
             raise HomebodyError("The metrics need a cut-off, such as cutoffs = [10].")
         if self.delta != DELTA:
             from homebody.privacy.budget import check_delta

@@ -21,6 +21,7 @@ from homebody.data.splits import Split
 from homebody.data.stored import read_split, without_people, write_split
 from homebody.errors import Diverged, HomebodyError, several
 from homebody.evaluation import beyond, describe, measure, sliced
+from homebody.evaluation.metrics import CUTOFFS
 from homebody.files import insisting, private_folder, replacing
 from homebody.methods import code_of, find, trust
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
@@ -325,6 +326,16 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET, data: InMemory | None = No
     given = data.split if isinstance(data, Simulator) else data
     population = given.population if isinstance(given, Split) else given or population_of(recipe, watcher)
     sliced(population, recipe.slices)  # raises if a slice cannot be read
+    most = max(population.n_items, *CUTOFFS)
+    if too_long := [k for k in recipe.cutoffs if k > most]:
+        raise HomebodyError(
+            f"A cut-off of {too_long[0]:,} is beyond the {population.n_items:,} items of {population.name}: give at "
+            f"most {most:,}."
+        )
+    if recipe.evaluate_every == 0:
+        raise HomebodyError(
+            "evaluate_every must be at least 1: without an evaluation, nothing says which round is best."
+        )
     if lacking := population.lacks(method.needs):
         raise HomebodyError(
             f"{recipe.method} needs {lacking}, which {population.name} does not have: {REMEDIES[lacking]}."

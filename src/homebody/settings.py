@@ -13,8 +13,9 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from numbers import Integral
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 from homebody.errors import HomebodyError, refuse_unknown, several
 
@@ -27,10 +28,12 @@ __all__ = [
     "check_params",
     "check_value",
     "common_params",
+    "is_count",
     "load",
     "param",
     "params",
     "parse",
+    "plain",
     "proper_share",
     "read",
     "setting",
@@ -318,20 +321,51 @@ def proper_share(name: str, value: float) -> None:
         raise HomebodyError(f"{name} must be above 0 and under 1, not {value:g}.")
 
 
-def check_counts(**counts: int | None) -> None:
-    """Refuse a number of things below 1, by its name; None is not given.
+def check_counts(**counts: object) -> None:
+    """Refuse a number of things below 1, or what is no whole number, by its name; None is not given.
 
     >>> check_counts(seeds=3, rounds=None)
+    >>> check_counts(trials="4")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: Trials must be a whole number, not '4'.
     """
     for name, count in counts.items():
-        if count is not None and count < 1:
+        if count is None:
+            continue
+        if not is_count(count):
+            raise _wrong_kind(name.capitalize(), int, count)
+        if count < 1:
             raise HomebodyError(f"{name.capitalize()} must be at least 1, not {count}.")
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is a whole number, NumPy's too.
+
+    >>> is_count(3), is_count(True), is_count("3"), is_count(2.5)
+    (True, False, False, False)
+    """
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def plain(value: Any) -> Any:
+    """A single number of NumPy or torch as Python's own; anything else as it is.
+
+    >>> import numpy as np
+    >>> plain(np.int64(2)), plain(np.float32(0.5)), plain("2")
+    (2, 0.5, '2')
+    """
+    own = type(value).__module__.partition(".")[0] in ("numpy", "torch")
+    return value.item() if own and getattr(value, "shape", None) == () else value
 
 
 def check_params(owner: Any) -> None:
     """Refuse a hyper-parameter of the wrong type or out of its bounds. A whole number becomes a number where needed."""
     for spec in params(owner):
-        value = getattr(owner, spec.name)
+        given = getattr(owner, spec.name)
+        value = plain(given)
         if type(spec.default) is float and type(value) is int:
-            object.__setattr__(owner, spec.name, float(value))
+            value = float(value)
+        if value is not given:
+            object.__setattr__(owner, spec.name, value)
         check_value(spec, getattr(owner, spec.name), type(spec.default))

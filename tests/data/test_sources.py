@@ -414,7 +414,7 @@ def test_a_dataset_that_no_package_carries_says_so(
         get("ml-100k", say=said.append)
     assert str(caught.value) == (
         f"ml-100k could not be fetched (official source: Not Found); download {official.url} elsewhere, put its "
-        "u.data, u.item, u.user in FOLDER/ml-100k, and give --data-dir FOLDER."
+        "u.data, u.item, u.user in FOLDER/ml-100k, and give --data-dir FOLDER (in Python, data_dir)."
     )
     assert len(said) == 1
 
@@ -507,7 +507,7 @@ def test_what_only_a_package_carries_is_fetched_from_it_or_a_sentence_says_why_n
     assert str(caught.value) == (
         "ibm-articles could not be fetched (package index: pip says there is no network); take articles_community.csv "
         "and user-item-interactions.csv from the package recommender-ibmws==0.1.3, put them in FOLDER/ibm-articles, "
-        "and give --data-dir FOLDER."
+        "and give --data-dir FOLDER (in Python, data_dir)."
     )
 
     def carried(requirement: str, digest: str, into: Path, *, from_source: bool = False) -> Path:

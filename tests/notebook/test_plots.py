@@ -53,7 +53,7 @@ class TestHistory:
         assert svg.count("<polyline") == 1
         assert "full HR@10" in svg
         assert "<b>" not in svg
-        with pytest.raises(hb.HomebodyError, match="There is no metric of this model 'hr@11'"):
+        with pytest.raises(hb.HomebodyError, match="There is no metric 'hr@11' here; did you mean full/hr@10"):
             history_plot("x", rounds, 3, ("hr@11",))
 
 

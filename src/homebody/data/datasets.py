@@ -97,7 +97,7 @@ class Dataset:
             return None
         return (
             f"{self.name} cannot be fetched: {self.supply.format(url=self.url)}; put "
-            f"{' and '.join(self.layouts[0])} in FOLDER/{self.name} and give --data-dir FOLDER."
+            f"{' and '.join(self.layouts[0])} in FOLDER/{self.name} and give --data-dir FOLDER (in Python, data_dir)."
         )
 
     def problem(self, population: Population) -> str | None:

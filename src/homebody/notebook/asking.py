@@ -5,7 +5,7 @@ Settings are those of `homebody run`, under the same names, and are checked as a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,14 +13,15 @@ from homebody.core import Method
 from homebody.data import Population, load
 from homebody.data.partitions import WAYS
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError, refuse_unknown
+from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation.metrics import main_cutoff
 from homebody.methods import build, find, recipe_name, trust
-from homebody.privacy.specs import stage_texts
-from homebody.recipe import Recipe
+from homebody.privacy.specs import stage_text, stage_texts
+from homebody.privacy.stages import Stage
+from homebody.recipe import COLUMNS, Recipe
 from homebody.reference import Reference
 from homebody.run import OF_DATA, InMemory, Watcher, population_of
-from homebody.settings import declared, params
+from homebody.settings import declared, params, plain
 from homebody.simulation import Simulator
 
 __all__ = ["MethodSettings", "Named", "data_of", "loaded", "method_of", "population_in", "recipe_of"]
@@ -32,6 +33,16 @@ OWN = ("method", "data", "fields", "views")
 OF_FILES = ("columns", *OF_DATA)
 OF_SPLIT = ("split", "protocol", "held_out", "negatives", "public")
 OF_RUNTIME = (*OF_SPLIT, "device", "fused", "cutoffs", "slices")
+
+USUAL: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("epochs", "n_epochs", "num_epochs", "max_iter", "n_iter", "iterations"), ("epochs", "rounds")),
+    **dict.fromkeys(("n_factors", "num_factors", "latent_dim", "embedding_dim", "dim", "rank"), ("factors", "size")),
+    **dict.fromkeys(("lr", "alpha", "eta"), ("learning_rate",)),
+    **dict.fromkeys(("random_state", "random_seed"), ("seed",)),
+    **dict.fromkeys(("verbose", "progress", "show_progress"), ("quiet",)),
+    **dict.fromkeys(("k", "top_k", "topk"), ("cutoffs",)),
+}
+"""Settings as other packages call them, and as they may be called here."""
 
 
 class MethodSettings(NamedTuple):
@@ -103,19 +114,15 @@ def recipe_of(method: MethodSettings, data: InMemory | str, settings: Mapping[st
         ...
     homebody.errors.HomebodyError: There is no setting 'round'; did you mean 'rounds'? Known: budget, ...
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    known = [name for name in declared(Recipe) if name not in OWN]
-    if fields := [name for name in given if name not in known and hasattr(find(method.name), name)]:
-        kind, name = find(method.name).__name__, fields[0]
-        raise HomebodyError(f"{name} is a setting of the method: give hb.{kind}({name}={given[name]!r}).")
-    refuse_unknown("setting", given, known)
+    given = {name: plain(value) for name, value in settings.items() if value is not None}
+    _refuse_unknown(method, given)
     if "budget" in given and not isinstance(given["budget"], str):
         number = isinstance(given["budget"], int | float)
         given["budget"] = f"eps={given['budget']}" if number else str(given["budget"])  # a `Budget`
     for name in ("stages", "slices", "cutoffs"):
         if name in given:
-            one = isinstance(given[name], str | int)
-            given[name] = [given[name]] if one else list(given[name])
+            several = isinstance(given[name], Iterable) and not isinstance(given[name], str)
+            given[name] = [_as_text(each) for each in (given[name] if several else [given[name]])]
     if isinstance(given.get("split"), Split):
         raise HomebodyError("Give a split in the place of the data: hb.fit(method, split).")
     if method.stages:
@@ -129,6 +136,29 @@ def recipe_of(method: MethodSettings, data: InMemory | str, settings: Mapping[st
     recipe = Recipe(method.name, name, fields=method.fields, **given)
     recipe.check()
     return recipe
+
+
+def _as_text(value: Any) -> Any:
+    """A stage as a recipe writes it down, and a number as Python's own."""
+    return stage_text(value) if isinstance(value, Stage) else plain(value)
+
+
+def _refuse_unknown(method: MethodSettings, given: Mapping[str, Any]) -> None:
+    """Refuse what is no setting of a call, and say where it belongs."""
+    known = [name for name in declared(Recipe) if name not in OWN]
+    own = [spec.name for spec in params(find(method.name))]
+    for name in given:
+        if name in known:
+            continue
+        if name in (*COLUMNS, "columns"):
+            raise HomebodyError(f"{name} is a setting of the data: give it to hb.load, and its result here.")
+        meant = next((each for each in (name, *USUAL.get(name, ())) if each in own), None)
+        if meant:
+            kind = find(method.name).__name__
+            raise HomebodyError(f"{name} is a setting of the method: give hb.{kind}({meant}={given[name]!r}).")
+        if meant := next((each for each in USUAL.get(name, ()) if each in (*known, "quiet")), None):
+            raise HomebodyError(f"There is no setting '{name}'; did you mean '{meant}'?")
+        raise unknown_name("setting", name, known)
 
 
 def loaded(recipe: Recipe, data: InMemory | str, watcher: Watcher) -> InMemory:

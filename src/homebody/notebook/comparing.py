@@ -17,10 +17,11 @@ from homebody.data import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, several
 from homebody.evaluation.metrics import main_cutoff
+from homebody.files import path_of
 from homebody.markup import html
 from homebody.notebook.asking import MethodSettings, Named, data_of, loaded, method_of, population_in, recipe_of
 from homebody.notebook.fitted import Fitted
-from homebody.notebook.plots import Plot
+from homebody.notebook.plots import Plot, refuse_unmeasured
 from homebody.notebook.progress import ProgressLine, watching
 from homebody.notebook.wording import in_python, python_errors
 from homebody.recipe import Recipe
@@ -37,7 +38,7 @@ from homebody.report.comparison import (
 from homebody.report.svg import DotPanel, DotRow, dot_chart
 from homebody.report.words import metric_name
 from homebody.run import InMemory, finish, settled
-from homebody.settings import check_counts
+from homebody.settings import check_counts, is_count
 from homebody.simulation import Simulator
 from homebody.studies.leaderboard import fitting, table_of
 
@@ -94,8 +95,7 @@ class Comparison:
     def plot(self, metric: str = "ndcg@10") -> Plot:
         """Each method's mean as a dot, with the deviation over seeds."""
         rows = self.details["methods"]
-        if metric not in rows[0]["metrics"]:
-            raise HomebodyError(f"There is no metric '{metric}' here. Known: {', '.join(rows[0]['metrics'])}.")
+        refuse_unmeasured([metric], rows[0]["metrics"])
         means = [(_name(row), row["metrics"][metric]) for row in rows]
         dots = [DotRow(name, None, spread["mean"], spread["sd"] or 0.0) for name, spread in means]
         return Plot(dot_chart(self._title(), metric_name(metric), [DotPanel("", dots)]))
@@ -172,7 +172,8 @@ def compare(
     ['small', 'large']
     """
     _check_seeds(seeds)
-    entries = _labelled(methods)
+    if not (entries := _labelled(methods)):
+        raise HomebodyError("There is no method to compare: name one or more, such as ['fedials', 'popularity'].")
     line = ProgressLine(quiet=quiet)
     trained = [(entry.label, entry.method) for entry in entries if isinstance(entry.method, Fitted)]
     todo = [(entry.label, entry.method) for entry in entries if isinstance(entry.method, MethodSettings)]
@@ -275,7 +276,7 @@ def _kept(details: dict[str, Any], out: str | Path | None) -> dict[str, Any]:
 
 def _check_seeds(seeds: object) -> None:
     """Refuse anything but how many seeds there are."""
-    if not isinstance(seeds, int) or isinstance(seeds, bool):
+    if not is_count(seeds):
         raise HomebodyError(f"seeds is how many seeds each method is run with, such as 3, not {seeds!r}.")
     check_counts(seeds=seeds)
 
@@ -369,7 +370,7 @@ def _as(label: str, result: Mapping[str, Any]) -> dict[str, Any]:
 def records(out: str | Path | None) -> Iterator[Path]:
     """Where the records go: a folder that goes too, unless one is named."""
     if out is not None:
-        yield Path(out)
+        yield path_of(out)
         return
     with tempfile.TemporaryDirectory(prefix="homebody-") as folder:
         yield Path(folder)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import polars as pl
@@ -20,6 +20,7 @@ from homebody.data import Population
 from homebody.data.splits import Split
 from homebody.data.stored import insist_on_people
 from homebody.errors import HomebodyError
+from homebody.files import path_of
 from homebody.markup import html
 from homebody.notebook.exporting import write_export
 from homebody.notebook.keeping import write_model
@@ -31,7 +32,9 @@ from homebody.privacy import Ledger
 from homebody.recipe import Recipe
 from homebody.reference import Reference, Score
 from homebody.report import words
+from homebody.report.listing import named_run
 from homebody.run import Finished, reopened
+from homebody.settings import is_count
 from homebody.simulation import Simulator, usable_device
 from homebody.simulation.rankings import Ranking, best_new
 from homebody.training import Trained
@@ -128,10 +131,11 @@ class Fitted:
         """One row a round: loss, every metric, ε so far for each observer, bytes and seconds."""
         return history_frame(self._done.folder.rounds())
 
-    def plot(self, *metrics: str) -> Plot:
+    def plot(self, *metrics: str | Sequence[str]) -> Plot:
         """Curves of metrics, of the loss and of ε over the rounds; a dashed line at the chosen round.
 
-        metrics: by default NDCG@10 and HR@10 on validation; names as in `history`, such as "full/hr@10". A notebook
+        metrics: by default NDCG@10 and HR@10 on validation; names as in `history`, such as "full/hr@10" or "loss",
+        one after the other or in a list. A notebook
         shows the chart, and its `save("curves.svg")` writes it to a file.
 
         >>> import homebody as hb
@@ -139,7 +143,8 @@ class Fitted:
         >>> "NDCG@10" in model.plot().svg
         True
         """
-        return history_plot(self._title(), self.history, self.chosen, metrics)
+        asked = tuple(name for given in metrics for name in map(str, _listed(given)))
+        return history_plot(self._title(), self.history, self.chosen, asked)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -253,8 +258,9 @@ class Fitted:
         ...     sorted(file.name for file in model.export(f"{folder}/export").iterdir())[:3]
         ['MODEL_CARD.md', 'items.parquet', 'items.safetensors']
         """
-        write_export(self._done, self._vectors(), Path(path), onnx=onnx)
-        return Path(path)
+        folder = path_of(path)
+        write_export(self._done, self._vectors(), folder, onnx=onnx)
+        return folder
 
     def _vectors(self) -> torch.Tensor:
         if self._done.trained is not None:
@@ -268,8 +274,12 @@ class Fitted:
         parameters, the catalogue and the record of the run: the model ranks for somebody new, and knows nobody. A model
         that is there is replaced; anything else is left alone.
         """
-        write_model(self._done, Path(path), data=data)
-        return Path(path)
+        folder = path_of(path)
+        write_model(self._done, folder, data=data)
+        return folder
+
+    def __reduce__(self) -> NoReturn:
+        raise HomebodyError("A model is not pickled or copied: model.save(path) writes it, and hb.open(path) reads it.")
 
     def _rankings(self, users: Users, k: int, now: Mapping[str, object] | None) -> Iterator[Ranking]:
         done = self._done
@@ -347,7 +357,7 @@ def open(path: str | Path, *, trust_code: bool = False) -> Fitted:  # noqa: A001
     >>> again.recommend_for([3, 14], k=3).equals(model.recommend_for([3, 14], k=3))
     True
     """
-    return Fitted(reopened(Path(path), trust_code=trust_code))
+    return Fitted(reopened(named_run(path_of(path)), trust_code=trust_code))
 
 
 def _listed(items: object) -> Sequence[object]:
@@ -357,6 +367,8 @@ def _listed(items: object) -> Sequence[object]:
     return list(items)
 
 
-def _refuse_few(k: int) -> None:
+def _refuse_few(k: object) -> None:
+    if not is_count(k):
+        raise HomebodyError(f"k is how many items are asked for, a whole number such as 10, not {k!r}.")
     if k < 1:
         raise HomebodyError(f"At least 1 item must be asked for, not {k}.")

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError
+from homebody.files import path_of
 from homebody.methods import find
 from homebody.notebook.asking import Named, data_of, loaded, method_of, recipe_of
 from homebody.notebook.fitted import Fitted
 from homebody.notebook.progress import ProgressLine, watching
 from homebody.notebook.wording import in_python, python_errors
 from homebody.privacy import Budget
+from homebody.privacy.stages import Stage
 from homebody.reference import Reference
 from homebody.run import finish
 
@@ -29,7 +31,7 @@ def fit(
     rounds: int | None = None,
     cohort: int | None = None,
     split: str | None = None,
-    stages: str | Sequence[str] = (),
+    stages: str | Stage | Sequence[str | Stage] = (),
     budget: str | float | Budget | None = None,
     calibrate: bool = False,
     seed: int = 0,
@@ -43,9 +45,9 @@ def fit(
     centralised references too. data: what `hb.load` takes (a name, a file, a frame), or what it gives; also a split,
     or an `hb.Simulator`.
     rounds, cohort: by default the method's own. split: what is held out, such as "ratio:test=0.2".
-    stages, budget: the way out of each update, and what it may cost, as on the command line; calibrate computes the
-    noise that just spends the budget. out: a folder that keeps the record of the run; by default it goes with the
-    model.
+    stages, budget: the way out of each update, and what it may cost, as texts like those of the command line, or as
+    objects such as `hb.Clip(1.0)`; calibrate computes the noise that just spends the budget. out: a folder that keeps
+    the record of the run; by default it goes with the model.
     quiet: show no progress and no notes. settings: any other setting of `homebody run`, such as protocol, cutoffs,
     evaluate_every or delta.
 
@@ -74,10 +76,11 @@ def fit(
                 "budget."
             )
         given = loaded(recipe, given, watcher)
-    temporary = None if out is not None else Path(tempfile.mkdtemp(prefix="homebody-"))
+    folder = path_of(out) if out is not None else Path(tempfile.mkdtemp(prefix="homebody-"))
+    temporary = folder if out is None else None
     try:
         with watching(f"{recipe.short_method} on {recipe.data}", line, recipe.selects()) as watcher:
-            done = finish(recipe, temporary or Path(str(out)), watcher, data=given, lasting=temporary is None)
+            done = finish(recipe, folder, watcher, data=given, lasting=temporary is None)
         for caution in done.result.get("cautions", []):
             line.say(in_python(caution))
         return Fitted(done, temporary=temporary)

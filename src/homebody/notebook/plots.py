@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from re import fullmatch
 
 import polars as pl
 
-from homebody.errors import HomebodyError, refuse_unknown
-from homebody.files import SHARED, insisting, replacing
+from homebody.errors import HomebodyError
+from homebody.files import SHARED, insisting, path_of, replacing
 from homebody.report.svg import Curve, CurvePanel, curve_chart
 from homebody.report.words import metric_name
 
@@ -29,7 +31,7 @@ class Plot:
 
     def save(self, path: str | Path) -> Path:
         """Write the chart to a file that ends in .svg."""
-        file = Path(path)
+        file = path_of(path)
         if file.suffix.lower() != ".svg":
             raise HomebodyError(f"A chart is saved as SVG: give a name that ends in .svg, not {file.name}.")
         with insisting(f"{file} cannot be written"):
@@ -49,15 +51,31 @@ class Plot:
         return f"<Plot: {len(self.svg):,} characters of SVG; save(path) writes them>"
 
 
+def refuse_unmeasured(metrics: Iterable[str], measured: Collection[str]) -> None:
+    """Refuse metrics that were not measured, with the nearest that were: there are too many to list.
+
+    >>> refuse_unmeasured(["ndcg@7"], ["hr@5", "ndcg@5", "ndcg@10"])
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: There is no metric 'ndcg@7' here; did you mean ndcg@10 or ndcg@5?
+    """
+    for name in metrics:
+        if name not in measured:
+            near = get_close_matches(str(name).lower(), measured, n=3, cutoff=0.5) or [*measured][:3]
+            raise HomebodyError(f"There is no metric '{name}' here; did you mean {' or '.join(sorted(near))}?")
+
+
 def history_plot(title: str, history: pl.DataFrame, chosen: int, metrics: tuple[str, ...] = ()) -> Plot:
     """Curves of metrics, of the loss and of ε over the rounds; a dashed line at the chosen round.
 
-    metrics: by default NDCG and hit rate on validation, and on test where nothing is validated.
+    metrics: by default NDCG and hit rate on validation, and on test where nothing is validated. The loss has a panel
+    of its own; "loss" alone leaves out the metrics.
     """
     measured = _measured(history)
-    refuse_unknown("metric of this model", metrics, measured)
-    shown = metrics or _usual(measured)
-    panels = [CurvePanel(_heading(shown), [_curve(history, name, _named(name)) for name in shown], "not measured")]
+    refuse_unmeasured(metrics, [*measured, "loss"])
+    shown = tuple(name for name in metrics if name != "loss") if metrics else _usual(measured)
+    curves = [_curve(history, name, _named(name)) for name in shown]
+    panels = [] if metrics and not shown else [CurvePanel(_heading(shown), curves, "not measured")]
     if (loss := _curve(history, "loss", "mean over clients")).y:
         panels.append(CurvePanel("loss", [loss]))
     spent = _spent(history)

@@ -19,10 +19,11 @@ from homebody.methods import find
 from homebody.notebook.asking import Named, data_of, method_of, recipe_of
 from homebody.notebook.comparing import records
 from homebody.notebook.progress import ProgressLine, watching
+from homebody.notebook.wording import python_errors
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
 from homebody.run import InMemory
-from homebody.settings import Range
+from homebody.settings import Range, check_counts
 from homebody.simulation import Simulator
 from homebody.studies.cells import CellProgress
 from homebody.studies.space import parse_search, search_space, space_text
@@ -105,6 +106,7 @@ class Tuned:
         return Search(self.recipe, {}).larger
 
 
+@python_errors
 def tune(
     method: Named,
     data: Any,
@@ -136,6 +138,9 @@ def tune(
     >>> found.best.factors, found.frame.columns
     (4, ['trial', 'status', 'confidence', 'regularisation', 'valid/ndcg@10', 'seconds'])
     """
+    check_counts(trials=trials, seeds=seeds, jobs=jobs)
+    if search is not None and not isinstance(search, Mapping):
+        raise HomebodyError(f"search names fields and where to look, as in {{'factors': [8, 16]}}, not {search!r}.")
     line = ProgressLine(quiet=quiet)
     with watching("data", line) as watcher:
         given = data_of(data, watcher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from functools import wraps
@@ -32,15 +33,20 @@ def in_python(text: str) -> str:
     >>> in_python("leave out --set output=explicit, or name their column with --rating-col; --stage gaussian")
     'leave out output=explicit, or name their column with rating_col; stages gaussian'
     """
-    text = text.replace("--set ", "")
+    text = text.replace("--set ", "").replace("The recipe's ", "").replace("the recipe's ", "the ")
     return _OPTION.sub(lambda match: NAMES.get(match[1], match[1].replace("-", "_")), text)
 
 
 def python_errors(call: Callable[P, T]) -> Callable[P, T]:
     """The same call, whose errors name settings and not options."""
+    asked = inspect.signature(call)
 
     @wraps(call)
     def worded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            asked.bind(*args, **kwargs)
+        except TypeError as error:
+            raise HomebodyError(f"hb.{call.__name__}({', '.join(_taken(asked))}) is called wrongly: {error}.") from None
         try:
             return call(*args, **kwargs)
         except HomebodyError as error:
@@ -49,3 +55,11 @@ def python_errors(call: Callable[P, T]) -> Callable[P, T]:
             raise type(error)(said) from error
 
     return worded
+
+
+def _taken(asked: inspect.Signature) -> list[str]:
+    """What a call takes, for a sentence."""
+    starts: dict[object, str] = {inspect.Parameter.VAR_KEYWORD: "**", inspect.Parameter.VAR_POSITIONAL: "*"}
+    names = [f"{starts.get(each.kind, '')}{name}" for name, each in asked.parameters.items()]
+    named = [each.kind is each.KEYWORD_ONLY for each in asked.parameters.values()]
+    return [*names[: named.index(True)], "*", *names[named.index(True) :]] if any(named) else names

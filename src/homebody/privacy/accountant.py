@@ -226,7 +226,8 @@ def _alone(term: GaussianTerm, delta: float) -> float:
     from dp_accounting import get_epsilon_gaussian
 
     rate = term.sampling.rate if term.sampling.amplifies else 1.0
-    return amplified(float(get_epsilon_gaussian(term.multiplier, min(delta / rate, 1.0))), rate)
+    with np.errstate(divide="ignore"):  # noise so large that the logarithm of its δ is -∞
+        return amplified(float(get_epsilon_gaussian(term.multiplier, min(delta / rate, 1.0))), rate)
 
 
 def _rdp(ran: Terms, delta: float) -> float | None:

@@ -13,7 +13,7 @@ from homebody.privacy.accountant import epsilon
 from homebody.privacy.channel import Channel
 from homebody.privacy.events import Charge, Event, Observer, Unit
 from homebody.privacy.ledger import DELTA, Ledger
-from homebody.settings import parse
+from homebody.settings import fits, parse, plain
 
 __all__ = ["Budget", "calibrate_events", "calibrated", "check_delta"]
 
@@ -40,6 +40,11 @@ class Budget:
     observer: Observer = "public"
 
     def __post_init__(self) -> None:
+        for name in ("epsilon", "delta"):
+            value = plain(getattr(self, name))
+            if not fits(value, float):
+                raise HomebodyError(f"A budget's {name} must be a number, not {value!r}.")
+            object.__setattr__(self, name, float(value))
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise HomebodyError(f"A budget's eps must be a finite number above 0, not {self.epsilon:g}.")
         check_delta(self.delta)

@@ -16,7 +16,7 @@ from homebody.privacy.stages import Clip, Gaussian, Laplace, Stage, VectorLaplac
 from homebody.privacy.views import ViewNoise, Views
 from homebody.settings import parse
 
-__all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_texts", "with_noise"]
+__all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_text", "stage_texts", "with_noise"]
 
 ASK_ROWS = "ask-rows"
 """Written among the stages, at any place; it is a property of the channel (`Channel.asks_rows`), not a stage."""
@@ -59,13 +59,18 @@ def stage_texts(channel: Channel) -> list[str]:
     >>> stage_texts(Channel(OneBit(epsilon=2.5, k=100), Shuffle()))
     ['one-bit:epsilon=2.5,k=100', 'shuffle']
     """
-    texts = [_text(stage) for stage in channel.stages]
+    texts = [stage_text(stage) for stage in channel.stages]
     if channel.asks_rows:
         texts.insert(channel.asks_after, ASK_ROWS)
     return texts
 
 
-def _text(stage: Stage) -> str:
+def stage_text(stage: Stage) -> str:
+    """One stage as it is typed.
+
+    >>> stage_text(Gaussian(z=1.0))
+    'gaussian:z=1'
+    """
     name = next((name for name, kind in STAGES.items() if type(stage) is kind), None)
     if name is None:
         return type(stage).__name__

@@ -19,7 +19,7 @@ from typing import Any
 from homebody.errors import HomebodyError, unknown_name
 from homebody.files import is_held
 
-__all__ = ["LATEST", "RUNS", "ListedRun", "kept", "listed", "named_run", "ordered"]
+__all__ = ["LATEST", "RUNS", "ListedRun", "kept", "listed", "named_run", "near_run", "ordered"]
 
 RUNS = Path("runs")
 """Where runs are, unless --out says otherwise."""
@@ -69,6 +69,17 @@ def named_run(name: Path, folder: Path = RUNS) -> Path:
     if str(name) == LATEST:
         return max(_folders(folder), key=lambda run: (_begun(run), run.name), default=name)
     return folder / name if (folder / name / "recipe.toml").is_file() else name
+
+
+def near_run(name: Path, folder: Path = RUNS) -> str:
+    """What may have been meant, as the end of a sentence; empty where nothing is near.
+
+    >>> near_run(Path("lastest"))
+    " Did you mean 'latest'?"
+    """
+    known = [LATEST, *(run.name for run in _folders(folder))] if len(name.parts) == 1 else []
+    near = get_close_matches(str(name), known, n=1)
+    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def kept(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:

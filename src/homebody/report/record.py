@@ -35,7 +35,7 @@ from homebody.data.fetch import sha256
 from homebody.errors import HomebodyError, Unavailable, several
 from homebody.files import appending, holding, insisting, private_folder, replacing
 from homebody.progress import Best, Progress, Round
-from homebody.report.listing import LATEST, RUNS
+from homebody.report.listing import LATEST, RUNS, near_run
 
 __all__ = ["Negatives", "Parameters", "Result", "RunFolder", "jsonable", "packed", "unpacked"]
 
@@ -165,7 +165,7 @@ class RunFolder:
                         f"There is no run in {RUNS} yet: train one with `homebody run`, or name a folder."
                     )
                 within = max(path.glob("*/recipe.toml"), default=None)
-                hint = f" Name a run inside it, such as {within.parent}." if within else ""
+                hint = f" Name a run inside it, such as {within.parent}." if within else near_run(path)
                 raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.{hint}")
             links = sorted(file.name for file in path.iterdir() if file.is_symlink())
         if links:

@@ -28,7 +28,7 @@ from homebody.core import (
     written,
 )
 from homebody.data.splits import Split
-from homebody.errors import Diverged, HomebodyError
+from homebody.errors import Diverged, HomebodyError, in_short
 from homebody.evaluation import (
     CUTOFFS,
     Block,
@@ -98,7 +98,8 @@ class Clients:
         given: object = split
         if not isinstance(given, Split):
             raise HomebodyError(
-                f"A {type(self).__name__} runs the clients of a split, such as hb.leave_one_out(people), not {given!r}."
+                f"A {type(self).__name__} runs the clients of a split, such as hb.leave_one_out(people), not "
+                f"{in_short(given)}."
             )
         self.split = split
         self.cutoffs, self.slices = tuple(cutoffs), tuple(slices)
