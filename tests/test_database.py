@@ -449,7 +449,9 @@ class TestPostgreSQL:
             return importing(name, *rest, **more)
 
         monkeypatch.setattr(builtins, "__import__", refuse)
-        with pytest.raises(HomebodyError, match=r"PostgreSQL needs the extra: pip install 'homebody\[deploy\]'\."):
+        with pytest.raises(
+            HomebodyError, match=r"PostgreSQL needs the extra: pip install '\.\[deploy\]' in Homebody's clone\."
+        ):
             connect("postgresql://host/name")
 
 

@@ -55,6 +55,22 @@ def test_an_empty_table_is_printed() -> None:
     assert "HR" in printed(80, terminal=True, rows=0)
 
 
+def test_a_file_gets_no_blanks_at_the_ends_of_lines() -> None:
+    assert re.search(" $", printed(200, terminal=True), re.MULTILINE)
+    assert not re.search(" $", printed(200, terminal=False), re.MULTILINE)
+
+
+def test_a_file_has_room_unless_columns_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert screen.console().width == screen.ROOM
+    monkeypatch.setenv("COLUMNS", "70")
+    assert screen.console().width == 70
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    assert screen.console().width == 70
+
+
 def test_texts_that_are_not_markup_are_measured() -> None:
     drawn = screen.table(["a", "b"], ["b"])
     drawn.add_row(Text("[bold]plain[/bold]"), "1")

@@ -11,6 +11,7 @@ __all__ = [
     "HomebodyError",
     "Unavailable",
     "in_short",
+    "install",
     "refuse_unknown",
     "several",
     "unknown_name",
@@ -72,6 +73,16 @@ def in_short(given: object) -> str:
     """
     text = repr(given)
     return text if len(text) <= 60 and "\n" not in text else f"this {type(given).__name__}"
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra, and where to give it. The package is on no index: it is never asked for by
+    its name.
+
+    >>> print(f"Spreadsheets need the extra: {install('files')}.")
+    Spreadsheets need the extra: pip install '.[files]' in Homebody's clone.
+    """
+    return f"pip install '.[{extra}]' in Homebody's clone"
 
 
 def several(count: float, what: str, many: str = "") -> str:

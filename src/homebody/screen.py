@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Column, Table
 
-__all__ = ["loading", "plain", "put", "refuse", "say", "table", "wrapped"]
+__all__ = ["console", "fits", "loading", "plain", "put", "refuse", "say", "show", "table", "wrapped"]
 
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """What a terminal takes for a command, apart from tabs and ends of lines."""
@@ -34,6 +34,16 @@ def plain(text: object) -> str:
     True
     """
     return STEERING.sub("\ufffd", str(text))
+
+
+def console() -> Console:
+    """The output: as wide as the terminal, or as COLUMNS says. A file without either has room for any table."""
+    from rich.console import Console
+
+    output = Console()
+    if not output.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        output.width = ROOM
+    return output
 
 
 def say(console: Console, *lines: str) -> None:
@@ -86,21 +96,31 @@ def table(
 def put(console: Console, drawn: Table) -> None:
     """Print a table whole. On a terminal that is too narrow for it its rows become columns, as many at a time as fit;
     a file gets it as wide as it needs to be."""
-    if _fitted(drawn, console.width):
-        console.print(drawn)
+    if fits(drawn, console.width):
+        show(console, drawn)
     elif not console.is_terminal:
         before, console.width = console.width, ROOM
         for column in drawn.columns:
             column.overflow = "ellipsis"  # there is room: no word needs to break
-        _fitted(drawn, 0)
-        console.print(drawn)
+        fits(drawn, 0)
+        show(console, drawn)
         console.width = before
     else:
         for part in _turned(drawn, console.width):
-            console.print(part)
+            show(console, part)
 
 
-def _fitted(drawn: Table, width: int) -> bool:
+def show(console: Console, drawn: RenderableType) -> None:
+    """Print a table, or something else that is drawn; a file gets it without blanks at the ends of its lines."""
+    if console.is_terminal:
+        console.print(drawn)
+        return
+    with console.capture() as printed:
+        console.print(drawn)
+    say(console, "\n".join(line.rstrip() for line in printed.get().splitlines()))
+
+
+def fits(drawn: Table, width: int) -> bool:
     """Give the columns of a table widths that fit, and say whether there are any that cut no word and no number.
 
     Where there are none, the widths are the least that cut nothing.
@@ -152,10 +172,10 @@ def _turned(drawn: Table, width: int) -> Iterator[Table]:
         title = "" if start else str(drawn.title or "")
         end = start + 1
         part = _columns(heads, rows[start:end], title)
-        _fitted(part, width)
+        fits(part, width)
         while end < len(rows):
             wider = _columns(heads, rows[start : end + 1], title)
-            if not _fitted(wider, width):
+            if not fits(wider, width):
                 break
             end, part = end + 1, wider
         yield part

@@ -21,7 +21,7 @@ from homebody.core import Batch, Catalogue, Cohort, Collected, Data, Method, Pha
 from homebody.data.partitions import split
 from homebody.data.population import Features, Population
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
@@ -391,7 +391,7 @@ def test_scikit_learn_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     known: Callable[[str], Any] = membership.importlib.util.find_spec
     monkeypatch.setattr(membership.importlib.util, "find_spec", lambda name: None if name == "sklearn" else known(name))
     found = attack(Counts(), split(people()), rounds=1, shadows=4)
-    assert found["lists"] == {"skipped": "The attack from lists needs scikit-learn: install homebody[report]."}
+    assert found["lists"] == {"skipped": f"The attack from lists needs scikit-learn: {install('report')}."}
     assert found["members"] == 75
 
 

@@ -150,7 +150,7 @@ def test_without_pynacl_it_says_so(simulator: Simulator, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "nacl", None)
     found = shown(PUBLISHED, simulator)
     assert found.sealed is None
-    assert "pip install 'homebody[serve]'" in found.note
+    assert "pip install '.[serve]' in Homebody's clone" in found.note
     assert len(found.reports) == 40
 
 

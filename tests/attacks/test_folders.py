@@ -286,7 +286,7 @@ class TestCodeFromAFolder:
         main_quietly()
         said = capsys.readouterr().err
         code = code_of(f"{folder / 'evil.py'}:Theirs")
-        assert said == f"homebody: {folder} runs the code of {code}.\n"
+        assert said == f"note: {folder} runs the code of {code}.\n"
         assert marker.exists()
 
     @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ class TestPlot:
 
         monkeypatch.setattr(builtins, "__import__", without)
         assert run(monkeypatch, "onebit", "--report-epsilon", "1", "--plot", str(tmp_path / "a.html")) == 2
-        assert "homebody[report]" in capsys.readouterr().err
+        assert "pip install '.[report]' in Homebody's clone" in capsys.readouterr().err
         assert not list(tmp_path.iterdir())
 
 

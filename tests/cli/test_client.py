@@ -90,6 +90,17 @@ def test_init_makes_a_device_and_says_what_to_hand_on(tmp_path: Path, keys: obje
     assert "is a device already" in refused("init", folder, "--server", "localhost:9092")
 
 
+def test_a_device_is_not_made_for_a_server_that_it_cannot_answer(
+    tmp_path: Path, keys: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    assert refused("init", tmp_path / "d", "--server", "127.0.0.1:9092") == (
+        "A device that takes part in training needs the extra: pip install '.[deploy]' in Homebody's clone."
+    )
+    assert not (tmp_path / "d").exists()
+    assert "without a server" in said("init", tmp_path / "d")
+
+
 def test_limits_of_a_task_are_set_and_shown(tmp_path: Path, keys: object) -> None:
     folder = tmp_path / "device"
     said("init", folder, "--server", "localhost:9092", "--limit", "memory=5e8", "--limit", "seconds=2.5")

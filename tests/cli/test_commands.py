@@ -107,6 +107,16 @@ def test_methods_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert len(text.splitlines()) <= len(METHODS) + 15
 
 
+def test_no_title_of_a_method_is_shortened(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["homebody", "methods"])
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main()
+    text = " ".join(capsys.readouterr().out.split())
+    for name in METHODS:
+        assert f"{name} {find(name).about.title}" in text
+
+
 def test_one_method_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(monkeypatch, capsys, "methods", "fedmf")
     assert "fedmf (federated)" in text
@@ -131,6 +141,20 @@ def test_a_method_shows_its_channel_and_its_choices(
     assert one["channel"] == ["one-bit:epsilon=2.5,k=100", "shuffle"]
     for name in ("fedmf", "ials"):
         assert "its channel" not in printed(monkeypatch, capsys, "methods", name)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["data"], ["account"], ["server"], ["client", "views"]], ids=lambda words: " ".join(words) or "none"
+)
+def test_a_group_without_a_command_shows_its_help_and_fails(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["homebody", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert "Commands" in shown.out + shown.err
 
 
 @pytest.mark.parametrize(

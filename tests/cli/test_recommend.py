@@ -7,10 +7,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import homebody as hb
-from homebody.cli import app
+from homebody.cli import app, options
 from homebody.errors import HomebodyError
 
 SOURCE = "synthetic:users=60,items=40,mean=8"
@@ -80,3 +81,17 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
         CliRunner().invoke(app, ["recommend", str(run), "--all", "--out", str(file)], catch_exceptions=False)
     assert file.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["lists.csv"]
+
+
+def test_names_stand_beside_items_that_have_any(run: Path) -> None:
+    assert "name" not in recommend(str(run), "--user", "3").splitlines()[2].split()
+    named = options.ranking("For ann", [("1", "Alien", 0.5), ("2", "2", 0.25)])
+    with (console := Console(width=80)).capture() as shown:
+        console.print(named)
+    assert [line.split() for line in shown.get().splitlines()][2:] == [
+        ["item", "name", "score"],
+        ["─" * len(shown.get().splitlines()[3].strip())],
+        ["1", "1", "Alien", "0.500"],
+        ["2", "2", "2", "0.250"],
+        [],
+    ]

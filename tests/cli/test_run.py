@@ -152,6 +152,18 @@ def test_a_run_that_was_killed_goes_on_to_the_same_end(
     assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in whole.iterdir())
 
 
+def test_what_is_said_before_training_is_not_repeated_in_the_same_place(tmp_path: Path, warm: Nest) -> None:
+    rows = ["user,item,same"] + [f"u{user},i{(user + step) % 9},x" for user in range(12) for step in range(5)]
+    (tmp_path / "own.csv").write_text("\n".join(rows) + "\n")
+    words = [HOMEBODY, "run", "popularity", "--data", "own.csv"]
+    into = {"cwd": tmp_path, "env": CALM, "text": True, "stdout": subprocess.PIPE}
+    together = warm.run(words, stderr=subprocess.STDOUT, **into)
+    apart = warm.run(words, stderr=subprocess.PIPE, **into)
+    assert (together.returncode, apart.returncode) == (0, 0)
+    assert together.stdout.count("left out same") == 1
+    assert (apart.stdout.count("left out same"), apart.stderr.count("left out same")) == (1, 1)
+
+
 def test_a_finished_run_says_its_result_again(undisturbed: tuple[dict[str, Any], Path], warm: Nest) -> None:
     expected, run = undisturbed
     before = {path.name: path.stat().st_mtime_ns for path in run.iterdir() if path.name != ".lock"}

@@ -396,12 +396,12 @@ def test_without_the_extra_a_sentence_says_what_is_missing(server: Path, tmp_pat
     """flwr is there and cannot be imported: the link says so, and the server does not try for ever."""
     done = alone(tmp_path, "server", "start", server)
     assert done.returncode == 2
-    assert "needs the extra: pip install 'homebody[deploy]'." in done.stderr
+    assert "needs the extra: pip install '.[deploy]' in Homebody's clone." in done.stderr
     assert "Traceback" not in done.stderr
     key = make_device_key(tmp_path / "one")
     done = alone(tmp_path, "keys", "add", server, key, "--name", "x")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.strip().endswith("needs the extra: pip install 'homebody[deploy]'.")
+    assert done.stderr.strip().endswith("needs the extra: pip install '.[deploy]' in Homebody's clone.")
     assert len(done.stderr.strip().splitlines()) == 1
     assert alone(tmp_path, "server", "status", server, "--json").returncode == 0
     assert alone(tmp_path, "server", "--help").returncode == 0
@@ -412,6 +412,7 @@ def test_a_server_is_not_started_without_what_it_needs(
     server: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    assert refused("server", "start", server) == (
-        "A server of real devices needs the extra: pip install 'homebody[deploy]'."
-    )
+    sentence = "A server of real devices needs the extra: pip install '.[deploy]' in Homebody's clone."
+    assert refused("server", "start", server) == sentence
+    assert refused("server", "init", server.with_name("other"), "--method", "fedmf") == sentence
+    assert not server.with_name("other").exists()

@@ -168,7 +168,9 @@ def test_without_plotly_a_sentence_says_so(
     monkeypatch.setattr("homebody.report.pages.importlib.util.find_spec", lambda name: None)
     words = ("reproduce", "tiny", "--seeds", "1", "--rounds", "1")
     output, errors = typed(monkeypatch, capsys, *words)
-    assert "install homebody[report]" in errors
+    assert errors.splitlines()[-1].startswith(
+        "note: HTML pages need Plotly: pip install '.[report]' in Homebody's clone."
+    )
     assert "page: runs/reproduce/tiny/RESULTS.md" in output
 
 

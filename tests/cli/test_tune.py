@@ -128,11 +128,11 @@ def test_without_optuna_settings_are_spread_evenly(run: Any, tmp_path: Path, mon
     options = ["--data", DATA, "--rounds", "2", "--trials", "2", "--jobs", "1", "--out", str(tmp_path)]
     code, _, errors = run("tune", "fedials", *options)
     assert code == 0
-    assert "Settings are spread evenly. With homebody[tune] installed, trials learn from one another." in errors
+    assert "Settings are spread evenly. With Optuna, trials learn from one another: pip install '.[tune]'" in errors
     assert study_in(tmp_path)["spec"]["strategy"] == "even"
     code, _, errors = run("tune", "fedials", *options, "--strategy", "adaptive")
     assert code == 2
-    assert "Adaptive search needs Optuna: install homebody[tune]" in errors
+    assert "Adaptive search needs Optuna: pip install '.[tune]' in Homebody's clone." in errors
 
 
 def test_a_file_of_ones_own_is_searched_around_its_defaults(run: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from homebody.cli import main
 from homebody.errors import HomebodyError
 from homebody.report import RunFolder
 from homebody.report.listing import kept, listed, named_run, ordered
@@ -47,6 +48,29 @@ def folder(tmp_path: Path) -> Path:
 
 def names(found: Any) -> list[str]:
     return [one["name"] for one in found]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_name_of_a_run_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    name = "fedmf-synthetic_users200_items100_mean12-strict-seed0-20260101-120000"
+    run(tmp_path, name, 100, {"rounds": 5, "metrics": {"ndcg@10": 0.4}, "epsilon": {"server": "inf"}, "seconds": 3.0})
+    monkeypatch.setattr(sys, "argv", ["homebody", "runs", str(tmp_path)])
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if terminal:
+        monkeypatch.setenv("COLUMNS", "60")
+        monkeypatch.setenv("FORCE_COLOR", "1")  # it says that there is a terminal
+        monkeypatch.setenv("TERM", "dumb")
+    with pytest.raises(SystemExit):
+        main()
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if name in line]
+    if terminal:
+        assert line == name
+        assert lines[1] == "  rounds 5 · ndcg@10 0.4000 · ε, server ∞ · time s 3.0"
+    else:
+        assert "0.4000" in line
 
 
 def test_what_is_there(folder: Path) -> None:

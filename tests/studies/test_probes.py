@@ -21,7 +21,7 @@ from torch import Tensor
 from homebody.core import Batch, Catalogue, Data, Evaluated, Method, Rows, Tree, Update
 from homebody.data import Population, load
 from homebody.data.partitions import leave_one_out
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Ledger
 from homebody.recipe import Recipe
@@ -329,7 +329,7 @@ def test_without_scikit_learn_only_the_plot_is_missing(
         result = reproduce.reproduce(plan(paper, seeds=1), out)
     _, figure, swaps = result["studies"]
     for row in figure["data"][DATA]["rows"]:
-        assert row["errors"] == ["The plot of an embedding needs scikit-learn: install homebody[report]."]
+        assert row["errors"] == [f"The plot of an embedding needs scikit-learn: {install('report')}."]
     assert swaps["data"][DATA]["rows"][0]["points"][0]["obtained"]["strict"]["n"] == 1
     assert "needs scikit-learn" in (out / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
     # The models wait until it is there.

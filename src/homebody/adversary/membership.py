@@ -27,7 +27,7 @@ from homebody.adversary.rates import allowed, balanced, ceiling, delong, rate_at
 from homebody.adversary.shadows import NEGATIVES, Lab, Outsider, Released, ShadowModel, by_features, whole_histories
 from homebody.core import Method, Users, releases
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.privacy import NonPrivate
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng
@@ -281,7 +281,7 @@ def _relation(method: Method, split: Split, size: int | None) -> str:
 def _no_forest(method: Method, split: Split) -> str:
     """Why the attack from lists is not possible, in a sentence; empty where it is."""
     if importlib.util.find_spec("sklearn") is None:
-        return "The attack from lists needs scikit-learn: install homebody[report]."
+        return f"The attack from lists needs scikit-learn: {install('report')}."
     if not by_features(method, split.catalogue()):
         return (
             f"What {type(method).__name__} shares gives nobody a list by their features alone, so that there is "

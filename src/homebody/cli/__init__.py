@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from typing import Annotated
@@ -83,8 +84,24 @@ def _sentence(error: Exception) -> str | None:
     if "no locator available" in str(error):  # numba, where it can write nowhere
         return "compiled code can be kept nowhere: set NUMBA_CACHE_DIR to a folder that can be written."
     if isinstance(error, MemoryError) or "memory" in str(error).lower():
-        return f"this does not fit in memory: {str(error).splitlines()[-1][-200:]}"
+        return f"This does not fit in memory{_wanted(str(error))}. Make the model smaller, or take fewer data."
     return None
+
+
+def _wanted(error: str) -> str:
+    """What an allocator says of the memory that it was asked for, as PyTorch, NumPy and CUDA say it.
+
+    >>> _wanted("DefaultCPUAllocator: can't allocate memory: you tried to allocate 79999999200 bytes. Error code 12")
+    ': it takes 80 GB at once'
+    >>> _wanted("Unable to allocate 7.28 TiB for an array with shape (1000000, 1000000)"), _wanted("")
+    (': it takes 7.28 TiB at once', '')
+    """
+    found = re.search(r"allocate ([\d.]+) (bytes|[KMGTPE]i?B)", error)
+    if found is None:
+        return ""
+    number, unit = found.groups()
+    much = f"{int(number) / 1e9:,.2g} GB" if unit == "bytes" else f"{number} {unit}"
+    return f": it takes {much} at once"
 
 
 @cache
@@ -107,12 +124,12 @@ def main() -> None:
         options.refuse(error.format_message(), usage)
         sys.exit(error.exit_code)
     except Abort:
-        options.warn("interrupted.")
+        options.warn("interrupted.", "homebody")
         sys.exit(130)
     except Interrupted as stopped:
         known = stopped.run and stopped.run.exists()
         go_on = stopped.go_on or (f"Go on with `homebody run --resume {stopped.run}`." if known else "")
-        options.warn(f"interrupted. {go_on}".rstrip())
+        options.warn(f"interrupted. {go_on}".rstrip(), "homebody")
         sys.exit(130)
     except (HomebodyError, OSError, MemoryError, RuntimeError) as error:
         if (sentence := _sentence(error)) is None:

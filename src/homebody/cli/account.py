@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Context, Option, Typer, echo
+from click.exceptions import NoArgsIsHelpError
+from typer import Context, Option, Typer
 
 from homebody.cli import options
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 
 if TYPE_CHECKING:
     import polars as pl
@@ -83,7 +84,7 @@ def account(
     elif paper is not None:
         _print_paper(paper, as_json)
     else:
-        echo(context.get_help())
+        raise NoArgsIsHelpError(context)
 
 
 def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -> None:
@@ -323,7 +324,7 @@ def _draw(file: Path, ask: Callable[..., pl.DataFrame], most: int) -> None:
     try:
         from plotly import graph_objects
     except ImportError as error:
-        raise HomebodyError("--plot needs plotly: pip install 'homebody[report]'.") from error
+        raise HomebodyError(f"--plot needs Plotly: {install('report')}.") from error
     from homebody.files import SHARED, replacing
 
     curve = ask(rounds=sorted({max(1, round(most ** (step / 24))) for step in range(25)}))

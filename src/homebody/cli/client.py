@@ -69,6 +69,8 @@ def init(
     from homebody.federation.device.home import Home
     from homebody.federation.device.settings import read_certificate, server_certificate
 
+    if server:
+        options.insist_on_deploy("A device that takes part in training")
     certificate = server_certificate(server, ca)
     if proxy_ca is not None and not proxy.startswith("https://"):
         raise HomebodyError("--proxy-ca is the certificate of a proxy at https://…: give --proxy too.")
@@ -513,9 +515,7 @@ def _print_disclosure(disclosed: dict[str, Any]) -> None:
     """Print what left the device of one person: the answers, what each disclosed to whom, and ε."""
     from datetime import UTC, datetime
 
-    from rich.console import Console
-
-    console = Console()
+    console = screen.console()
 
     def say(text: str) -> None:
         screen.say(console, text)

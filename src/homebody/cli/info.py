@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
+from homebody import screen
 from homebody.data.summary import Bin, FeatureSummary, Summary
 
 __all__ = ["print_summary"]
@@ -18,24 +19,21 @@ BAR = 32
 
 
 def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
-    """To standard output, 80 columns wide; the notes, which say what was guessed or left out, first."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    for note in notes:
-        console.print(note)
-    if notes:
-        console.print()
+    """To standard output; the notes, which say what was guessed or left out, first."""
+    console = screen.console()
+    screen.say(console, *notes, *([""] if notes else []))
     table = Table(show_header=False, box=None)
     for label, value in _lines(summary):
-        table.add_row(label, value)
-    console.print(table)
-    console.print("\n users by number of interactions")
+        table.add_row(label, Text(value))
+    screen.show(console, table)
+    screen.say(console, "", " users by number of interactions")
     block = "█" if console.encoding.lower().startswith("utf") else "#"
-    console.print(Padding(_chart(summary.activity, block), (0, 0, 0, 2)))
+    screen.show(console, Padding(_chart(summary.activity, block), (0, 0, 0, 2)))
     sections = {"user features": summary.user_features, "item features": summary.item_features}
     for title, columns in {**sections, "contexts": summary.contexts}.items():
         if columns:
-            console.print(f"\n {title}")
-            console.print(Padding(_columns(columns), (0, 0, 0, 2)))
+            screen.say(console, "", f" {title}")
+            screen.show(console, Padding(_columns(columns), (0, 0, 0, 2)))
 
 
 def _chart(bins: Sequence[Bin], block: str) -> Table:
@@ -58,7 +56,7 @@ def _columns(columns: Sequence[FeatureSummary]) -> Table:
     for column in columns:
         missing = f"{column.missing:.1%} missing" if column.missing else ""
         view = f"view {column.view}" if column.view else ""
-        table.add_row(column.name, column.kind, f"{column.distinct:,} distinct", missing, view)
+        table.add_row(Text(column.name), column.kind, f"{column.distinct:,} distinct", missing, view)
     return table
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from homebody import screen
 from homebody.cli import options
 from homebody.settings import check_counts
 
@@ -57,12 +58,10 @@ def leaderboard(
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from homebody.report.terminal import comparison_table, unlike_public
     from homebody.report.words import say
 
-    console = Console()
+    console = screen.console()
     marked = [
         {**row, "name": row["name"] + (" (c)" if row["kind"] == "centralised" else "")} for row in result["methods"]
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from typer import Argument
@@ -30,12 +29,8 @@ def methods(
 
 
 def _print_all(described: list[dict[str, Any]]) -> None:
-    """A line for each method: as much as fits, so that all of them are on one screen."""
-    from rich.console import Console
-
-    console = Console()
+    """What each method is, whole: shortened, some would read alike."""
     names = max(len(entry["name"]) for entry in described)
-    room = console.width - names - 6
     for kind in ("federated", "centralised", "cannot be used"):
         if not any(entry["kind"] == kind for entry in described):
             continue
@@ -43,20 +38,9 @@ def _print_all(described: list[dict[str, Any]]) -> None:
         for entry in described:
             if entry["kind"] == kind:
                 brought = f"{entry['package']}: " if "package" in entry else ""
-                table.add_row(entry["name"], _in_short(f"{brought}{entry['title']}", room))
+                table.add_row(entry["name"], f"{brought}{entry['title']}")
         options.show(table)
     options.show("`homebody methods NAME` has more; `path/to/file.py:Class` runs your own.")
-
-
-def _in_short(title: str, room: int) -> str:
-    """As many of a title's clauses as there is room for; one at least.
-
-    >>> _in_short("implicit ALS: clients add statistics, the server solves; exact", 45)
-    'implicit ALS: clients add statistics'
-    """
-    clauses = re.split(r"(?<=[:,;]) ", title)
-    kept = max(1, sum(len(" ".join(clauses[: count + 1])) <= room + 1 for count in range(len(clauses))))
-    return title if kept == len(clauses) and len(title) <= room else " ".join(clauses[:kept]).rstrip(":,;")
 
 
 def _print_one(entry: dict[str, Any]) -> None:

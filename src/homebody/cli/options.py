@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from typer import Argument, Option, echo
 
 from homebody import settings
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.recipe import Recipe, parse_fields
 from homebody.report.listing import LATEST, RUNS, named_run
-from homebody.screen import plain, put, refuse, say, table, wrapped
+from homebody.screen import console, plain, put, refuse, say, table, wrapped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,8 +38,10 @@ __all__ = [
     "answer",
     "folder_anywhere",
     "from_settings",
+    "insist_on_deploy",
     "made_key",
     "of_recipe",
+    "one_output",
     "pairs",
     "plain",
     "ranking",
@@ -227,23 +230,25 @@ def answer(result: Mapping[str, Any], as_json: bool, *shown: str | Callable[[], 
 
 def show(*parts: str | Table) -> None:
     """Print tables, and lines as they are."""
-    from rich.console import Console
-
-    console = Console()
+    output = console()
     for part in parts:
         if isinstance(part, str):
-            say(console, plain(part))
+            say(output, plain(part))
         else:
-            put(console, part)
+            put(output, part)
 
 
 def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:
-    """The table of ranked items: id, name and score. Texts are never read as markup."""
+    """The table of ranked items: id, name, where items have any, and score. Texts are never read as markup."""
     from rich.text import Text
 
-    ranked = table(["", "item", "name", "score"], ["", "score"], title=title)
-    for place, (item, name, score) in enumerate(items, 1):
-        ranked.add_row(str(place), Text(plain(item)), Text(plain(name)), f"{score:.3f}")
+    listed = list(items)
+    named = any(str(item) != str(name) for item, name, _ in listed)
+    ranked = table(["", "item", *(["name"] if named else []), "score"], ["", "score"], title=title)
+    ranked.min_width = min(len(title), 60)  # a title of more columns than the table would break
+    for place, (item, name, score) in enumerate(listed, 1):
+        called = [Text(plain(text)) for text in ((item, name) if named else (item,))]
+        ranked.add_row(str(place), *called, f"{score:.3f}")
     return ranked
 
 
@@ -254,9 +259,34 @@ def made_key(public: Path, give: str, as_json: bool) -> None:
     answer({"key": str(private), "public": str(public)}, as_json, *said)
 
 
-def warn(text: str) -> None:
-    """Print a warning to the error stream, whatever else is printed."""
-    echo(_on_screen(f"homebody: {plain(text)}", sys.stderr), err=True)
+def one_output() -> bool:
+    """Whether results and notes end in one place, a terminal or a file, so that what was said need not be repeated."""
+    try:
+        ends = [os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr)]
+    except (OSError, ValueError):  # a test, or a notebook, has no such streams
+        return False
+    return os.path.samestat(*ends)
+
+
+def insist_on_deploy(who: str, *, to_start: bool = False) -> None:
+    """Refuse in a sentence, at the first command, what would fail at a later one. to_start: also what is installed and
+    cannot be imported, which takes half a second to find out."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    try:
+        there = all(find_spec(name) for name in ("flwr", "uvicorn", "httpx", "cryptography"))
+        if to_start:
+            import_module("homebody.federation.flower.protocol")
+    except (HomebodyError, ImportError, ValueError):
+        there = False
+    if not there:
+        raise HomebodyError(f"{who} needs the extra: {install('deploy')}.")
+
+
+def warn(text: str, begin: str = "note") -> None:
+    """Print a note to the error stream, whatever else is printed; no error, so that it does not begin as one."""
+    echo(_on_screen(f"{begin}: {plain(text)}", sys.stderr), err=True)
 
 
 def _on_screen(text: str, stream: TextIO) -> str:

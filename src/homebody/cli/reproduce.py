@@ -118,8 +118,6 @@ def _errors(row: dict[str, Any]) -> list[str]:
 
 
 def _list(papers: list[Paper], as_json: bool) -> None:
-    from rich.console import Console
-
     listed = [
         {
             **{name: getattr(paper, name) for name in ("name", "title", "citation")},
@@ -137,5 +135,4 @@ def _list(papers: list[Paper], as_json: bool) -> None:
         if papers
         else "There is no paper here: a paper is a folder experiments/NAME with a recipe.toml (docs/reproducing.md)."
     )
-    console = Console(highlight=False, markup=False)
-    options.answer({"papers": listed}, as_json, lambda: console.print(*lines, sep="\n"))
+    options.answer({"papers": listed}, as_json, lambda: options.show(*lines))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 from click.core import ParameterSource
@@ -14,6 +15,9 @@ from homebody.cli import options
 from homebody.errors import HomebodyError
 from homebody.report.listing import LATEST, named_run
 from homebody.settings import check_counts
+
+if TYPE_CHECKING:
+    from homebody.run import Watcher
 
 __all__ = ["compare", "run", "show"]
 
@@ -44,6 +48,7 @@ def run(
     from homebody.reference import Reference
     from homebody.report.terminal import print_result
 
+    said: list[str] = []
     if (method is None) == (resume is None):
         raise HomebodyError("Give either a method to run (see `homebody methods`) or --resume RUN.")
     if resume is not None:
@@ -51,7 +56,7 @@ def run(
         if trust_code:
             runs.trust_folder(resume, options.warn)
         with watching("resumed", quiet=as_json) as watcher:
-            result = runs.resume(resume, watcher)
+            result = runs.resume(resume, _keeping(watcher, said))
     else:
         assert method is not None
         if trust_code:
@@ -64,8 +69,20 @@ def run(
                 f"{method} is a centralised reference that collects raw data, so ε is ∞: leave out stages and budgets."
             )
         with watching(f"{recipe.short_method} seed {seed}", quiet=as_json, select=recipe.selects()) as watcher:
-            result = runs.execute(recipe, out, watcher)
-    options.answer(result, as_json, lambda: print_result(result, beyond=beyond))
+            result = runs.execute(recipe, out, _keeping(watcher, said))
+    known = said if options.one_output() else []
+    shown = {**result, "notes": [note for note in result["notes"] if note not in known]}
+    options.answer(result, as_json, lambda: print_result(shown, beyond=beyond))
+
+
+def _keeping(watcher: Watcher, said: list[str]) -> Watcher:
+    """The same watcher; what it says is kept, too."""
+
+    def say(text: str) -> None:
+        said.append(text)
+        watcher.say(text)
+
+    return replace(watcher, say=say)
 
 
 def _refuse_others(why: str, *taken: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from homebody import screen
 from homebody.cli import options
 from homebody.errors import several
 from homebody.report.listing import RUNS, ListedRun, kept, listed, ordered
@@ -54,22 +55,24 @@ def _print(folder: Path, chosen: Sequence[ListedRun], sort: str) -> None:
     if not chosen:
         options.show(f"No run in {folder} is like that.")
         return
-    from rich.console import Console
-
-    begun = {"begun"} if Console().width < NARROW else set()
+    console = screen.console()
+    begun = {"begun"} if console.width < NARROW else set()
     columns = [name for name in dict.fromkeys([*SHOWN, sort]) if name not in {"name", "state", *begun}]
     numbers = [_heading(name) for name in columns if name != "begun"]
     drawn: Table = options.table(["run", *map(_heading, columns)], numbers, tight=True)
-    drawn.columns[0].overflow = "fold"
-    for column in drawn.columns[1:]:
+    for column in drawn.columns:
         column.no_wrap = True
     for run in chosen:
         drawn.add_row(options.plain(run["name"]), *(_cell(run, name) for name in columns))
     unfinished = sum(run["state"] != "finished" for run in chosen)
     note = f"; {several(unfinished, 'is', 'are')} not complete (…)" if unfinished else ""
-    options.show(
-        drawn, f"{several(len(chosen), 'run')}{note}. `homebody show RUN` shows one, `latest` is the last begun."
-    )
+    if not console.is_terminal or screen.fits(drawn, console.width):
+        options.show(drawn)
+    else:  # a name is there to be copied: it stays whole, with its figures below
+        for run in chosen:
+            figures = (f"{_heading(name)} {_cell(run, name)}" for name in columns)
+            options.show(options.plain(run["name"]), f"  {' · '.join(figures)}")
+    options.show(f"{several(len(chosen), 'run')}{note}. `homebody show RUN` shows one, `latest` is the last begun.")
 
 
 def _heading(name: str) -> str:

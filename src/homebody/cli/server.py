@@ -83,6 +83,7 @@ def init(
     from homebody.federation.service.text import read_authority
     from homebody.recipe import Recipe, parse_fields
 
+    options.insist_on_deploy("A server of real devices")
     typed: dict[str, Any] = {"rounds": rounds, "seed": seed, "held_out": held_out, "cohort": cohort}
     typed |= {"evaluate_every": evaluate_every, "stages": stages or [], "budget": budget, "delta": delta}
     recipe = Recipe(method, "devices", fields=parse_fields(method, settings or []), **typed)
@@ -124,7 +125,7 @@ def start(
     """Run the server: it trains, resumes if it was stopped, and then serves the final model."""
     from homebody.federation.server.supervisor import supervise
 
-    _check_extra()
+    options.insist_on_deploy("A server of real devices", to_start=True)
     sys.exit(supervise(folder, once=once))
 
 
@@ -237,22 +238,6 @@ def restore(folder: Dir, file: Annotated[Path, Argument(help="A file that `homeb
 
     count = restored(folder, file)
     echo(f"{folder} stands after round {count} again.")
-
-
-def _check_extra() -> None:
-    """Refuse in a sentence what the server's processes would fail at, again and again."""
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    from homebody.errors import HomebodyError
-
-    try:
-        there = all(find_spec(name) for name in ("flwr", "uvicorn", "httpx"))
-        import_module("homebody.federation.flower.protocol")
-    except (HomebodyError, ImportError, ValueError):
-        there = False
-    if not there:
-        raise HomebodyError("A server of real devices needs the extra: pip install 'homebody[deploy]'.")
 
 
 def _status_parts(folder: Path, state: dict[str, Any]) -> Iterator[str | Table]:

@@ -9,7 +9,7 @@ from typer import Option
 
 from homebody.cli import options
 from homebody.cli.progress import watching_trials
-from homebody.errors import several
+from homebody.errors import install, several
 
 __all__ = ["tune"]
 
@@ -63,7 +63,7 @@ def tune(
             looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
             watcher.say(f"{chosen.__name__} declares no search ranges; looking around its defaults: {looked}.")
         if strategy is None and wanted.strategy == "even":
-            watcher.say("Settings are spread evenly. With homebody[tune] installed, trials learn from one another.")
+            watcher.say(f"Settings are spread evenly. With Optuna, trials learn from one another: {install('tune')}.")
         record = run_trials(wanted, out, jobs=jobs if jobs is not None else cores(), watch=watch, watcher=watcher)
     options.answer(record, as_json, lambda: _print(record))
 

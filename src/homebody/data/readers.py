@@ -21,7 +21,7 @@ import polars as pl
 from homebody.data.delimited import TAKEN, opened, read_text
 from homebody.data.frames import Frame, as_polars, is_frame
 from homebody.data.origins import FRAME, Layout, LoadedTable, Named, Origin, option
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 
 __all__ = ["FILE_ENDINGS", "SCHEMES", "Source", "origin_of", "raw_table", "read"]
 
@@ -196,7 +196,7 @@ def _sheet(path: Path, layout: Layout, notes: list[str]) -> pl.DataFrame:
         fastexcel = importlib.import_module("fastexcel")
     except ImportError:
         raise HomebodyError(
-            f"{path} is a spreadsheet: install what reads it (pip install 'homebody[files]'), or save it as CSV."
+            f"{path} is a spreadsheet: install what reads it ({install('files')}), or save it as CSV."
         ) from None
     try:
         sheets = fastexcel.read_excel(path).sheet_names
@@ -326,9 +326,7 @@ def _postgresql(origin: Named) -> tuple[Callable[[], Any], type[Exception]]:
     try:
         psycopg = importlib.import_module("psycopg")
     except ImportError:
-        raise HomebodyError(
-            f"{origin} is a PostgreSQL database: install what reads it (pip install 'homebody[files]')."
-        ) from None
+        raise HomebodyError(f"{origin} is a PostgreSQL database: install what reads it ({install('files')}).") from None
 
     def connect() -> Any:
         connection = psycopg.connect(origin.full)

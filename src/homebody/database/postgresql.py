@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from homebody.database.base import PATIENCE, Conflict, Cursor, Database
-from homebody.errors import HomebodyError, Unavailable
+from homebody.errors import HomebodyError, Unavailable, install
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,7 +36,7 @@ class PostgreSQL(Database):
         try:
             import psycopg
         except ImportError:
-            raise HomebodyError("PostgreSQL needs the extra: pip install 'homebody[deploy]'.") from None
+            raise HomebodyError(f"PostgreSQL needs the extra: {install('deploy')}.") from None
         self._errors = psycopg
         self._settings = _settings(url)
         super().__init__(_public(self._settings), what)

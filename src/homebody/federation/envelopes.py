@@ -23,14 +23,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.federation.epoch import BIT_BYTES, SEAL_BYTES
 
 try:
     from nacl import bindings as sodium
     from nacl.exceptions import CryptoError
 except ImportError as error:
-    raise HomebodyError("Sealing reports needs the extra: pip install 'homebody[serve]'.") from error
+    raise HomebodyError(f"Sealing reports needs the extra: {install('serve')}.") from error
 
 __all__ = [
     "EPOCH_BYTES",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from homebody.core import Method
 from homebody.data import Population
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.files import SHARED, replacing
 from homebody.models.networks import ScoreFunction
 from homebody.notebook.keeping import replacing_folder
@@ -35,7 +35,7 @@ from homebody.training import Trained
 __all__ = ["write_export"]
 
 CARD = "MODEL_CARD.md"
-MISSING = "Writing a scorer as ONNX takes two packages more: pip install 'homebody[onnx]'."
+MISSING = f"Writing a scorer as ONNX takes two packages more: {install('onnx')}."
 
 
 def write_export(done: Finished, vectors: Tensor, path: Path, *, onnx: bool | None) -> None:

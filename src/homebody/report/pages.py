@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from homebody.errors import HomebodyError, several
+from homebody.errors import HomebodyError, install, several
 from homebody.report.beyond import cell as beyond_cell
 from homebody.report.beyond import legend_of, shown_of
 from homebody.report.charts import choice_of, privacy_chart
@@ -26,7 +26,7 @@ from homebody.report.words import duration
 __all__ = ["choice", "drawn", "has_plotly", "leaderboard_page", "listed", "origin", "page", "quiet"]
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-NEEDS = "HTML pages need Plotly: install homebody[report]. The JSON and Markdown files are written without it."
+NEEDS = f"HTML pages need Plotly: {install('report')}. The JSON and Markdown files are written without it."
 HERE = Path(__file__).parent
 
 

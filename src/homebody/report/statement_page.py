@@ -272,7 +272,7 @@ def _origin(stated: Mapping[str, Any]) -> str:
 
 def print_statement(stated: Mapping[str, Any], console: Console | None = None) -> None:
     """The same on a terminal, line by line."""
-    console = console or Console()
+    console = console or screen.console()
     say = partial(words.say, console)
 
     def title(text: str) -> None:

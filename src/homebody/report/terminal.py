@@ -51,7 +51,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 def print_result(result: Mapping[str, Any], console: Console | None = None, *, beyond: bool = False) -> None:
     """One run: metrics, ε, costs, and where the record is. beyond: also what it is like beyond accuracy."""
-    console = console or Console()
+    console = console or screen.console()
     metrics, errors = result["metrics"], result.get("errors", {})
     name = result["method"].rpartition(":")[2]
     # Records of earlier versions have no references; one that is itself a reference does not stand beside itself.
@@ -175,7 +175,7 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
 
 def print_comparison(comparison: Mapping[str, Any], console: Console | None = None, *, beyond: bool = False) -> None:
     """Methods side by side, and what the columns mean. beyond: a second table, of what is beyond accuracy."""
-    console = console or Console()
+    console = console or screen.console()
     rows = [{"name": row["method"].rpartition(":")[2], **row} for row in comparison["methods"]]
     comparison_table({**comparison, "methods": rows}, console)
     figures = shown_of(rows) if beyond else []
@@ -244,7 +244,7 @@ def print_reproduction(
     result: Mapping[str, Any], folder: Path, labels: Collection[str], console: Console | None = None
 ) -> None:
     """The tables and figures of these labels, narrow enough for 80 characters, and where the page is."""
-    console = console or Console()
+    console = console or screen.console()
     short = False
     for study in result["studies"]:
         if study["label"] not in labels:
@@ -329,7 +329,7 @@ def print_record(
     beyond: bool = False,
 ) -> None:
     """What is kept of a training, simulated or with real devices. unfinished: the sentence where it has no result."""
-    console = console or Console()
+    console = console or screen.console()
     parts = (f"{name}={value}" for name, value in recipe.items() if value not in ({}, None) and name != "schema")
     say(console, "recipe: " + " ".join(parts))
     metrics = ("valid/ndcg@10", "ndcg@10")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.settings import Range
 from homebody.studies.space import Space, every_point, points, size, tidied, within
 
@@ -39,9 +39,7 @@ __all__ = ["STORAGE", "Adaptive", "adaptive", "has_optuna", "insist_on_optuna"]
 STORAGE = "optuna.db"
 DIVERGED = "diverged"
 """The attribute of a trial that diverged, with the error."""
-NEEDS = (
-    "Adaptive search needs Optuna: install homebody[tune], or give --strategy even, which spreads the settings evenly."
-)
+NEEDS = f"Adaptive search needs Optuna: {install('tune')}. Or give --strategy even, which spreads the settings evenly."
 EVEN = 4
 """The first trials are spread evenly; there is little to learn from fewer."""
 FINISHED = 4

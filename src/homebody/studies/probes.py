@@ -27,7 +27,7 @@ from torch import Tensor
 
 from homebody.core import Catalogue, Recommender, Rows, Users
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError, refuse_unknown
+from homebody.errors import HomebodyError, install, refuse_unknown
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.recipe import Recipe
 from homebody.reference import federated
@@ -146,7 +146,7 @@ def lacks(probe: str) -> str | None:
     """The package that a probe needs and that is not installed, as a sentence."""
     kind = probe.partition(":")[0]
     if kind in NEED_SKLEARN and importlib.util.find_spec("sklearn") is None:
-        return f"{NEED_SKLEARN[kind]} needs scikit-learn: install homebody[report]."
+        return f"{NEED_SKLEARN[kind]} needs scikit-learn: {install('report')}."
     return None
 
 

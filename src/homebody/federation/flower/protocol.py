@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.federation.flower.gateway import WAIT, quiet_flower
 from homebody.federation.service.text import is_loopback, split_address
 
@@ -32,7 +32,7 @@ try:
     from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
     from google.protobuf.message import DecodeError
 except ImportError as error:
-    raise HomebodyError("Federation over Flower needs the extra: pip install 'homebody[deploy]'.") from error
+    raise HomebodyError(f"Federation over Flower needs the extra: {install('deploy')}.") from error
 
 __all__ = [
     "TIMEOUT",

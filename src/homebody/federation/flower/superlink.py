@@ -15,7 +15,7 @@ from base64 import b64decode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.federation.flower.gateway import LIMIT, Gateway, Headers, quiet_flower
 from homebody.federation.service.logs import Lines, follow_parent
 from homebody.federation.service.text import is_loopback
@@ -77,7 +77,7 @@ def _serve(asked: argparse.Namespace) -> None:
     try:
         from flwr.superlink.main import create_app
     except ImportError as error:
-        raise HomebodyError("The link needs the extra: pip install 'homebody[deploy]'.") from error
+        raise HomebodyError(f"The link needs the extra: {install('deploy')}.") from error
 
     app = create_app()
     app.state.enable_supernode_auth = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.federation.secure_sum import SIGNATURE_BYTES
 
 try:
@@ -18,7 +18,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 except ImportError as error:
-    raise HomebodyError("A secure sum among devices needs the extra: pip install 'homebody[deploy]'.") from error
+    raise HomebodyError(f"A secure sum among devices needs the extra: {install('deploy')}.") from error
 
 __all__ = ["fingerprint_of", "holds", "identity_in", "identity_of", "load_public_key", "new_key", "sign_statement"]
 

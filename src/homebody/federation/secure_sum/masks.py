@@ -11,7 +11,7 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.privacy.ring import Numbers, Ring
 
 try:
@@ -22,7 +22,7 @@ try:
     from cryptography.hazmat.primitives.ciphers.modes import CTR
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 except ImportError as error:
-    raise HomebodyError("A secure sum among devices needs the extra: pip install 'homebody[deploy]'.") from error
+    raise HomebodyError(f"A secure sum among devices needs the extra: {install('deploy')}.") from error
 
 __all__ = ["KEY_BYTES", "MaskedSum", "agree", "derive", "public_half", "round_key", "stream"]
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import struct
 from typing import Literal, NamedTuple
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 
 try:
     from nacl import bindings as sodium
     from nacl.exceptions import CryptoError
 except ImportError as error:
     raise HomebodyError(
-        "A secure sum with a helper needs an extra: pip install 'homebody[serve]' for a proxy, 'homebody[deploy]' for "
-        "servers and devices."
+        f"A secure sum with a helper needs an extra: {install('serve')} for a proxy, with '.[deploy]' for servers and "
+        "devices."
     ) from error
 
 __all__ = ["OVERHEAD", "ROW_BYTES", "BadRequest", "ForgedRequest", "HelperRequest", "open_request", "sign_request"]

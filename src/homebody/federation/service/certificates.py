@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.federation.service.text import read_file
 from homebody.files import replacing, write_new
 
@@ -29,7 +29,7 @@ try:
     )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
-    raise HomebodyError("Certificates need an extra: pip install 'homebody[serve]' or 'homebody[deploy]'.") from error
+    raise HomebodyError(f"Certificates need an extra: {install('serve')}, or with '.[deploy]'.") from error
 
 __all__ = [
     "make_authority",

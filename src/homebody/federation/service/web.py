@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, install
 from homebody.federation.envelopes import BadEnvelope, BadSignature, Envelope, open_envelope
 from homebody.federation.service.guard import Connection, Guard, Limits, Overload, RequestMemory, Share, connection_of
 from homebody.federation.service.logs import Lines
@@ -36,7 +36,7 @@ try:
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
 except ImportError as error:
-    raise HomebodyError("Serving over HTTP needs the extra: pip install 'homebody[serve]'.") from error
+    raise HomebodyError(f"Serving over HTTP needs the extra: {install('serve')}.") from error
 
 __all__ = [
     "Gone",
