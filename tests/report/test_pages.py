@@ -338,7 +338,7 @@ class TestPage:
     def test_without_plotly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pages, "has_plotly", lambda: False)
         pages._plotly.cache_clear()
-        with pytest.raises(HomebodyError, match=r"install homebody\[report\]"):
+        with pytest.raises(HomebodyError, match=r"pip install '\.\[report\]' in"):
             leaderboard_page(board())
 
 
