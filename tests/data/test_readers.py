@@ -66,7 +66,7 @@ class TestSheets:
 
     def test_what_reads_sheets_may_be_absent(self, sheet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "fastexcel", None)
-        with pytest.raises(HomebodyError, match=r"is a spreadsheet: install .*homebody\[files\].*, or save it as CSV"):
+        with pytest.raises(HomebodyError, match=r"is a spreadsheet: install .*'\.\[files\]'.*, or save it as CSV"):
             load(sheet)
 
 
@@ -163,7 +163,7 @@ class TestDatabases:
         with pytest.raises(HomebodyError, match=r"What of .* are the interactions"):
             load(new_postgresql)
         monkeypatch.setitem(sys.modules, "psycopg", None)
-        with pytest.raises(HomebodyError, match=r"PostgreSQL database: install .*homebody\[files\]"):
+        with pytest.raises(HomebodyError, match=r"PostgreSQL database: install .*'\.\[files\]'"):
             load(new_postgresql, query=query)
 
 
