@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.data import delimited
+from homebody.data import delimited, population
 from homebody.data.delimited import read_text
 from homebody.data.origins import Layout
 from homebody.data.population import Numbered, _ascending
@@ -257,9 +257,12 @@ class TestNumbers:
         assert texts.ids.to_list() == sorted({str(value) for value in values})
         assert texts.ids.gather(texts.rows).to_list() == [str(value) for value in values]
 
-    def test_texts_of_one_hash_are_still_two(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("hashes", [[7, 7, 7, 7, 7], [1 << 60, 2 << 60, 3 << 60, 1 << 60, 2 << 60]])
+    def test_texts_of_one_hash_are_still_two(self, hashes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also where only the last row of several parts shows it."""
         values = ["a", "c", "b", "a", "b"]
-        monkeypatch.setattr(pl.Series, "hash", lambda self: pl.Series([7] * len(self), dtype=pl.UInt64))
+        monkeypatch.setattr(population, "AT_ONCE", 2)
+        monkeypatch.setattr(pl.Series, "hash", lambda self: pl.Series(hashes, dtype=pl.UInt64))
         numbered = Numbered.of(pl.Series(values))
         assert numbered.ids.to_list() == ["a", "b", "c"]
         assert numbered.rows.tolist() == [0, 2, 1, 0, 1]
