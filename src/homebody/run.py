@@ -332,10 +332,6 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET, data: InMemory | None = No
             f"A cut-off of {too_long[0]:,} is beyond the {population.n_items:,} items of {population.name}: give at "
             f"most {most:,}."
         )
-    if recipe.evaluate_every == 0:
-        raise HomebodyError(
-            "evaluate_every must be at least 1: without an evaluation, nothing says which round is best."
-        )
     if lacking := population.lacks(method.needs):
         raise HomebodyError(
             f"{recipe.method} needs {lacking}, which {population.name} does not have: {REMEDIES[lacking]}."

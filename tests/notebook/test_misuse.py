@@ -56,7 +56,6 @@ def model(people: Population) -> hb.Fitted:
         (lambda p: hb.fit("fedials", p, rounds="2"), "^rounds must be a whole number, not '2'"),
         (lambda p: hb.fit("fedials", p, cutoffs=[1_000_000], **QUICK), "1,000,000 is beyond the 40 items"),
         (lambda p: hb.fit("fedials", p, cutoffs=[], **QUICK), "need a cut-off"),
-        (lambda p: hb.fit("fedials", p, evaluate_every=0, **QUICK), "evaluate_every must be at least 1"),
         (lambda p: hb.fit("fedials", p, out=3, **QUICK), "A file or folder is named by a text or a Path, not 3"),
         (lambda p: hb.open(None), "A file or folder is named by a text or a Path, not None"),
         (lambda p: hb.open("lastest"), "Did you mean 'latest'"),
