@@ -406,7 +406,7 @@ def test_every_socket_of_ours_is_behind_the_guard() -> None:
     The device's desk knows them by the user that the system states and by a token.
     """
     listening = re.compile(
-        r"create_server|HTTPServer|start_server|uvicorn\.(Server|Config|run)\(|\.bind\(|(?<!\bweb)\.listen\("
+        r"create_server|HTTPServer|start_server|uvicorn\.(Server|Config|run)\(|(?<!\basked)\.bind\(|(?<!\bweb)\.listen\("
     )
     folder = Path(homebody.__file__).parent
     found = {str(file.relative_to(folder)) for file in folder.rglob("*.py") if listening.search(file.read_text())}
