@@ -18,8 +18,8 @@ from homebody.data.population import Population
 from homebody.data.sources import load
 from homebody.errors import HomebodyError
 
-pd = pytest.importorskip("pandas")
-pa = pytest.importorskip("pyarrow")
+pd = pytest.importorskip("pandas", reason="no pandas: the extra `pandas` is not installed")
+pa = pytest.importorskip("pyarrow", reason="no pyarrow: the extra `pandas` is not installed")
 
 LOANS = pl.DataFrame(
     {
@@ -105,7 +105,7 @@ def test_every_frame_is_the_same_population(way: str, tmp_path: Any) -> None:
 def test_the_interchange_protocol() -> None:
     frame = LOANS.select("customer", "asin").to_arrow()
     if not hasattr(frame, "__dataframe__"):
-        pytest.skip("this pyarrow has no interchange protocol")
+        pytest.skip("this pyarrow has dropped `__dataframe__`, through which frames of other packages are read")
     assert load(Interchange(frame)).n_interactions == 5
 
 

@@ -40,8 +40,8 @@ def histories(people: Any) -> dict[object, list[object]]:
 class TestSheets:
     @pytest.fixture
     def sheet(self, tmp_path: Path) -> Path:
-        pytest.importorskip("fastexcel")
-        writer = pytest.importorskip("xlsxwriter")
+        pytest.importorskip("fastexcel", reason="no fastexcel: the extra `files` is not installed")
+        writer = pytest.importorskip("xlsxwriter", reason="no xlsxwriter: the extra `dev` is not installed")
         file = tmp_path / "loans.xlsx"
         with writer.Workbook(file) as book:
             LOANS.write_excel(book, worksheet="loans")
@@ -72,7 +72,7 @@ class TestSheets:
 
 class TestZstandard:
     def test_it_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        packer = pytest.importorskip("zstandard")
+        packer = pytest.importorskip("zstandard", reason="no zstandard: the extra `files` is not installed")
         file = tmp_path / "loans.csv.zst"
         whole = packer.compress(LOANS.write_csv().encode())
         file.write_bytes(whole)
@@ -151,7 +151,7 @@ class TestDatabases:
 
     @pytest.mark.processes
     def test_postgresql(self, new_postgresql: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        psycopg = pytest.importorskip("psycopg")
+        psycopg = pytest.importorskip("psycopg", reason="no psycopg: the extra `files` is not installed")
         with psycopg.connect(new_postgresql, autocommit=True) as database:
             database.execute("CREATE TABLE loans (customer bigint, title text, day date)")
             for row in LOANS.iter_rows():

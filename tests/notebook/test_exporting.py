@@ -134,9 +134,9 @@ class TestOnnx:
         ids=["fedncf", "dual", "pfedrec", "single"],
     )
     def test_the_network_scores_as_a_device_does(self, people: Population, tmp_path: Path, method: Any) -> None:
-        pytest.importorskip("onnx")
-        pytest.importorskip("onnxscript")
-        runtime = pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnx", reason="no onnx: the extra `onnx` is not installed")
+        pytest.importorskip("onnxscript", reason="no onnxscript: the extra `onnx` is not installed")
+        runtime = pytest.importorskip("onnxruntime", reason="no onnxruntime: the extra `onnx` is not installed")
         model = hb.fit(method, people, rounds=2, quiet=True)
         session = runtime.InferenceSession(model.export(tmp_path / "export", onnx=True) / "scorer.onnx")
         trained, simulator = model.trained, model.runtime

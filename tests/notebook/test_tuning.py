@@ -120,7 +120,7 @@ def test_where_to_look(people: hb.Population) -> None:
 
 
 def test_an_adaptive_search(people: hb.Population) -> None:
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="no optuna: the extra `tune` is not installed")
     found = hb.tune("fedials", people, **{**SETTINGS, "trials": 8, "strategy": "adaptive"})
     assert found.details["spec"]["strategy"] == "adaptive"
     assert found.frame.height == 8

@@ -21,7 +21,7 @@ from homebody.studies.adaptive import EVEN, FINISHED, STORAGE, Adaptive, adaptiv
 from homebody.studies.space import Space
 from homebody.studies.tune import Search, tune
 
-optuna = pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna", reason="no optuna: the extra `tune` is not installed")
 
 STUDY = Search(FEDIALS, SPACE, trials=8, strategy="adaptive")
 RATE: Space = {"learning_rate": Range(0.0001, 0.4, log=True)}
