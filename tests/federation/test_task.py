@@ -12,6 +12,7 @@ from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.task import DO, Task, acting
 from homebody.methods.fedmf import FedMF
+from homebody.methods.packages import PackagedMethod
 
 HEADER: dict[str, Any] = {
     "do": "train",
@@ -106,3 +107,17 @@ def test_what_it_does_not_depend_on_is_not(name: str, value: Any) -> None:
 def test_no_code_is_named_by_a_server(name: str) -> None:
     with pytest.raises(HomebodyError, match="methods that come with Homebody"):
         acting({"method": name, "fields": {}, "stages": []}, "train")
+
+
+@pytest.mark.parametrize(("allowed", "refusal"), [((), "allows none of that name"), (("mine",), "same package")])
+def test_a_method_of_a_package_is_not_loaded_unless_it_is_allowed_and_the_server_s(
+    allowed: tuple[str, ...], refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object) -> None:
+        raise AssertionError("the package's code was loaded")
+
+    monkeypatch.setattr("homebody.federation.task.packaged", lambda name: PackagedMethod(name, "ours", "1.0", "aa"))
+    monkeypatch.setattr("homebody.federation.task.build", build)
+    described = {"method": "mine", "fields": {}, "stages": [], "code": "ours 1.0 bb"}
+    with pytest.raises(HomebodyError, match=refusal):
+        acting(described, "train", allowed)

@@ -79,11 +79,12 @@ def init(
     as_json: options.Json = False,
 ) -> None:
     """Create a server: its plan, its database, its catalogue and its keys."""
+    options.insist_on_deploy("A server of real devices")  # first: what is imported would name only its own part
+
     from homebody.federation.server.admin import make
     from homebody.federation.service.text import read_authority
     from homebody.recipe import Recipe, parse_fields
 
-    options.insist_on_deploy("A server of real devices")
     typed: dict[str, Any] = {"rounds": rounds, "seed": seed, "held_out": held_out, "cohort": cohort}
     typed |= {"evaluate_every": evaluate_every, "stages": stages or [], "budget": budget, "delta": delta}
     recipe = Recipe(method, "devices", fields=parse_fields(method, settings or []), **typed)
@@ -123,9 +124,10 @@ def start(
     once: Annotated[bool, Option("--once", help="Exit when training ends, and print the result.")] = False,
 ) -> None:
     """Run the server: it trains, resumes if it was stopped, and then serves the final model."""
+    options.insist_on_deploy("A server of real devices", to_start=True)
+
     from homebody.federation.server.supervisor import supervise
 
-    options.insist_on_deploy("A server of real devices", to_start=True)
     sys.exit(supervise(folder, once=once))
 
 
