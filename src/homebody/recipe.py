@@ -75,7 +75,8 @@ class Recipe:
     )
     held_out: str | None = setting(
         None,
-        "Which interactions to hold out: latest, latest-first or random; by default latest if the data has times.",
+        "Which interactions to hold out: latest (of a tie in time, the last in the file), latest-first (the first) or "
+        "latest-random (one at random), or random; by default latest if the data has times.",
         panel=EVALUATION,
     )
     negatives: int = setting(

@@ -53,7 +53,10 @@ def init(
         int, Option(help="Devices evaluate every this many rounds, which the ledger charges; 0: never.", min=0)
     ] = 1,
     held_out: Annotated[
-        str | None, Option(help="What devices hold out for evaluation: latest (the default), latest-first or random.")
+        str | None,
+        Option(
+            help="What devices hold out for evaluation: latest (the default), latest-first, latest-random or random."
+        ),
     ] = None,
     person_features: Annotated[
         list[str] | None,

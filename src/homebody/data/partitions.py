@@ -90,8 +90,8 @@ def split(
 ) -> Split:
     """Split a population in a way of `WAYS`, its settings after a colon.
 
-    how: which of a user's interactions are held out, the latest or random ones; ties in time are broken by
-    file order, and without times the default is random.
+    how: which of a user's interactions are held out, the latest or random ones. Ties in time are broken by file
+    order, or by the seed with latest-random: histories are then in that order too. Without times the default is random.
     public: the share of people whose data is public, who neither train with the others nor are asked.
 
     >>> toy = Population("toy", np.array([0, 10]), np.arange(10, dtype=np.int32), n_items=12)
@@ -117,7 +117,8 @@ def split(
     if negatives < 1:
         raise HomebodyError(f"The sampled metrics need at least 1 negative, not {negatives}.")
     name, settings = _parse(way)
-    kept, notes = _kept(population, by, chosen, seed)
+    # Impressions may count what came before them: where they are asked, a history keeps its order.
+    kept, notes = _kept(population, by, "latest" if name.startswith("impressions") else chosen, seed)
     parts = WAYS[name].make(kept, settings)
     parts = parts._replace(notes=(*notes, *parts.notes))
     done = Split(population, way, by, chosen, seed, negatives, **parts._asdict()).published(public)
@@ -138,22 +139,25 @@ def leave_one_out(
     return split(population, protocol=protocol, how=how, seed=seed, negatives=negatives)
 
 
-def everything(population: Population, *, seed: int = 0) -> Split:
+def everything(population: Population, *, how: str = "latest", seed: int = 0) -> Split:
     """A split that holds nothing out, no interaction and no impression: what a device trains on when it does not
     measure itself.
+
+    how: as in `split`, for the order of ties in time.
 
     >>> toy = Population("toy", np.array([0, 3]), np.array([2, 0, 2], dtype=np.int32), n_items=4)
     >>> everything(toy).part(0, "train").tolist(), everything(toy).asked().tolist()
     ([2, 0], [])
     """
-    kept, notes = _kept(population, "strict", "latest", seed)
+    chosen: How = _known("way to hold out", how, How)
+    kept, notes = _kept(population, "strict", "latest" if population.impressions is not None else chosen, seed)
     none = np.zeros(len(kept.lengths), dtype=np.int64)
     parts = _by_count(kept, none, none, kept.everyone, tuple(notes))
     if population.impressions is not None:
         _, usable, _ = _askable(kept)
         nothing: Longs = usable[:0]
         parts = parts._replace(shown={"train": usable, "valid": nothing, "test": nothing}, before=_before(kept))
-    return Split(population, "everything", "strict", "latest", seed, 1, **parts._asdict())
+    return Split(population, "everything", "strict", chosen, seed, 1, **parts._asdict())
 
 
 def _leave_one_out(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -354,7 +358,7 @@ def _asked_of_shown(
     if withheld.any():
         many = several(int(withheld.sum()), "interaction is", "interactions are")
         notes = (*notes, f"{many} withheld from training: they came after an impression that is asked.")
-    made = _by_count(replace(kept, how="latest"), nothing, nothing, learn, notes, withheld)
+    made = _by_count(kept, nothing, nothing, learn, notes, withheld)
     return made._replace(shown=parts, before=before)
 
 
@@ -434,12 +438,21 @@ def _kept(population: Population, protocol: Protocol, how: How, seed: int) -> tu
         many = several(repeats, "repeated interaction was", "repeated interactions were")
         notes = [f"{many} left out: each user's first with an item counts."]
         indptr, rows = pointers(first)[indptr], rows[first]
-    if how == "latest-first":
-        if population.times is None:
-            raise HomebodyError(f"{population.name} has no times, so nothing is the latest: leave out latest-first.")
+    if how == "latest-first" and population.times is None:
+        raise HomebodyError(f"{population.name} has no times, so nothing is the latest: leave out latest-first.")
+    if how in ("latest-first", "latest-random"):
         owner = np.repeat(np.arange(population.n_users), np.diff(indptr))
-        rows = rows[np.lexsort((-rows, population.times[rows], owner))]
+        # Without times, all of a history is one tie.
+        times = np.zeros(len(rows), dtype=np.int64) if population.times is None else population.times[rows]
+        ties = -rows if how == "latest-first" else _drawn(seed, owner, population.items[rows], times)
+        rows = rows[np.lexsort((ties, times, owner))]
     return Kept(population, indptr, rows, how, seed), notes
+
+
+def _drawn(seed: int, users: Longs, items: Ints, times: Longs) -> Longs:
+    """A random number for each interaction, which depends on nothing but these: not on the order of the file."""
+    stream = Rng.of(seed, "ties in time")
+    return stream.fold(*map(torch.from_numpy, (users, items, times))).key.numpy()
 
 
 def _groups(kept: Kept, count: int, what: str, settings: Mapping[str, float]) -> Longs:

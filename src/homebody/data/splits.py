@@ -24,8 +24,9 @@ from homebody.rng import Rng
 __all__ = ["PROTOCOLS", "Held", "How", "Padded", "PaddedShown", "Protocol", "ShownPart", "Split"]
 
 Protocol = Literal["strict", "isolated", "published"]
-How = Literal["latest", "latest-first", "random"]
-"""Which are held out. Of a tie in time the last in the file is the latest; with latest-first, the first."""
+How = Literal["latest", "latest-first", "latest-random", "random"]
+"""Which are held out. Of a tie in time the last in the file is the latest; with latest-first, the first; with
+latest-random, one that the seed draws."""
 Held = Literal["valid", "test"]
 Part = Literal["train", "valid", "test", "withheld"]
 ShownPart = Literal["train", "valid", "test"]

@@ -31,6 +31,11 @@ __all__ = [
 
 HELD: tuple[Held, ...] = ("valid", "test")
 SCORES_AT_ONCE = 1 << 22
+TIES = {
+    "latest-first": "latest (of a tie in time, the first in the file)",
+    "latest-random": "latest (of a tie in time, one at random)",
+}
+"""Which of the latest are held out, where it is not the last in the file."""
 
 
 def questions(
@@ -317,8 +322,9 @@ def describe(
     elif name in ("cold-items", "cold-both"):
         against = f"ranked against {count} sampled new items (full/: all new ones)"
     else:
-        held = "latest (of a tie in time, the first in the file)" if how == "latest-first" else how
-        against = f"{held} held out; ranked against {count} sampled negatives (full/: the whole catalogue)"
+        against = (
+            f"{TIES.get(how, how)} held out; ranked against {count} sampled negatives (full/: the whole catalogue)"
+        )
     return f"protocol {protocol}: {PROTOCOLS[protocol]}; split {way} ({WAYS[name].title}), {against}; " + (
         "the last round" if settings_of(way).get("valid") == 0 else "round chosen on validation"
     )

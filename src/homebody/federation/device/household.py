@@ -76,7 +76,8 @@ class Household(Clients):
             asked = {name: described[name] for name in ("protocol", "seed", "negatives")}
             split = leave_one_out(population, how=described["held_out"], **asked)
         else:
-            split = everything(population, seed=described["seed"])
+            ties = "latest-random" if described["held_out"] == "latest-random" else "latest"
+            split = everything(population, how=ties, seed=described["seed"])
         if digest := described.get("features", ""):
             profiles = [home.people.profile(person) for person in people]
             split = replace(split, coded=feature_schema(home, digest).encoded(profiles, n_items))
