@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from homebody.methods.baselines import Chance as Chance
     from homebody.methods.baselines import Popularity as Popularity
     from homebody.methods.baselines import PrivatePopularity as PrivatePopularity
+    from homebody.methods.dp_als import DPALS as DPALS
     from homebody.methods.dp_fedrec import DPFedRec as DPFedRec
     from homebody.methods.dp_privrec import DPPrivRec as DPPrivRec
     from homebody.methods.dplcf import DPLCF as DPLCF
@@ -87,6 +88,7 @@ _NAMES = {
     "homebody.data.splits": "Split",
     "homebody.errors": "HomebodyError",
     "homebody.methods.baselines": "Chance Popularity PrivatePopularity",
+    "homebody.methods.dp_als": "DPALS",
     "homebody.methods.dp_fedrec": "DPFedRec",
     "homebody.methods.dp_privrec": "DPPrivRec",
     "homebody.methods.dplcf": "DPLCF",

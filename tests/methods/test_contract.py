@@ -19,6 +19,7 @@ from homebody.data.splits import Split
 from homebody.evaluation import measure
 from homebody.methods import METHODS, find
 from homebody.methods.baselines import Chance, Popularity, PrivatePopularity
+from homebody.methods.dp_als import DPALS
 from homebody.methods.dp_fedrec import DPFedRec
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.dplcf import DPLCF
@@ -241,6 +242,21 @@ class TestFedIALS(MethodContract):
 
     def method(self) -> Method:
         return FedIALS(factors=4)
+
+
+class TestDPALS(MethodContract):
+    rounds = 3
+
+    # With this relation, a cohort may be drawn; there is little noise, since there are few people.
+    uplink = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=0.05))
+
+    def method(self) -> Method:
+        return DPALS(factors=4, sampled=4, uplink=self.uplink)
+
+
+class TestDPALSWithSquares(TestDPALS):
+    def method(self) -> Method:
+        return DPALS(factors=4, squares=0.5, uplink=self.uplink)
 
 
 class TestFCF(MethodContract):
@@ -479,6 +495,7 @@ def test_every_known_name_is_under_contract() -> None:
             TestFedMF(),
             TestFedNCF(),
             TestFedRecon(),
+            TestDPALS(),
             TestFCF(),
             TestFedGNN(),
             TestFLMVDSSM(),

@@ -37,6 +37,7 @@ __all__ = [
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.pfedrec:Alone",
+    "dp-als": "homebody.methods.dp_als:DPALS",
     "dp-fedrec": "homebody.methods.dp_fedrec:DPFedRec",
     "dp-privrec": "homebody.methods.dp_privrec:DPPrivRec",
     "dplcf": "homebody.methods.dplcf:DPLCF",

@@ -90,12 +90,12 @@ class FedIALS(Stateless):
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         x = self.user_vector(shared, batch["items"], batch["valid"])
         square = torch.outer(x, x)
-        row = torch.cat([x, square[_upper(self.factors)], x.new_ones(int(self.scaling > 0))])
+        row = torch.cat([x, square[upper(self.factors)], x.new_ones(int(self.scaling > 0))])
         index = torch.where(batch["valid"], batch["items"], -1)
         return {"gram": square, "item": Rows(index, row.expand(len(index), -1), len(shared["item"]))}, local
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        rows, columns = _upper(self.factors)
+        rows, columns = upper(self.factors)
         vectors, halves, members = total.sum["item"].tensor_split([self.factors, self.factors + len(rows)], dim=1)
         squares = halves.new_empty(len(halves), self.factors, self.factors)
         squares[:, rows, columns] = halves
@@ -126,6 +126,7 @@ class FedIALS(Stateless):
         return torch.where((info == 0)[..., None], solution, torch.nan)
 
 
-def _upper(size: int) -> tuple[Tensor, Tensor]:
+def upper(size: int) -> tuple[Tensor, Tensor]:
+    """Where the upper half of a square matrix is: rows and columns."""
     rows, columns = torch.triu_indices(size, size)
     return rows, columns

@@ -261,6 +261,7 @@ _NETWORK = Serving(features=True)
 _NEWS = Serving(common=_as_nobody, interest=_reader, tables=_news, leaves=("news/", "candidates"), ends=True, ways=WAYS)
 _SHIPPED: Mapping[str, Serving] = {
     "baselines.PrivatePopularity": Serving(tables=_taken, ways=("table", "shelf")),
+    "dp_als.DPALS": Serving(common=lengths, interest=_solved_by_device, whole=_squares),
     "dp_fedrec.DPFedRec": _NEWS,
     "dp_privrec.DPPrivRec": _NETWORK,
     "dplcf.DPLCF": Serving(tables=lambda method: ("neighbour", "weight"), ways=("table",)),
