@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from homebody.methods.ials import IALS as IALS
     from homebody.methods.mf import MF as MF
     from homebody.methods.ncf import NCF as NCF
+    from homebody.methods.nearby import Nearby as Nearby
+    from homebody.methods.nearby import NearbyPopularity as NearbyPopularity
     from homebody.methods.news_cen import NewsCentral as NewsCentral
     from homebody.methods.nn_self import FOFLSelf as FOFLSelf
     from homebody.methods.nn_self import NNSelf as NNSelf
@@ -106,6 +108,7 @@ _NAMES = {
     "homebody.methods.ials": "IALS",
     "homebody.methods.mf": "MF",
     "homebody.methods.ncf": "NCF",
+    "homebody.methods.nearby": "Nearby NearbyPopularity",
     "homebody.methods.news_cen": "NewsCentral",
     "homebody.methods.nn_self": "FOFLSelf NNSelf",
     "homebody.methods.pfedrec": "Alone PFedRec",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -346,6 +346,8 @@ class Cohort:
     population: int
     items: int = 0
     """The number of items, for methods whose clients report on each; 0: not stated."""
+    divided: bool = True
+    """Whether what the server computes depends on how many there are: see `About.divides`."""
     devices: int = 0
     """How many devices these people are on, who add up between them in a secure sum; 0: each is on one of their own."""
 
@@ -402,6 +404,9 @@ class About:
     """Whether it reads `Data.excluded`; if not, a simulation leaves that empty in training."""
     sends: bool = True
     """Whether its clients send anything; if not, an update is empty, and nothing is charged."""
+    divides: bool = True
+    """Whether the server's step reads how many took part, such as to divide a sum by it. If not, somebody who leaves
+    changes the sum by what they sent and nothing else."""
     dense: bool = False
     """Whether an update is as large as the shared parameters: a simulation computes fewer clients at once."""
 
@@ -578,7 +583,9 @@ class Method(Recommender):
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel derives, unless the method states it."""
-        return self.uplink.charges(cohort) if self.about.sends else ()
+        if not self.about.sends:
+            return ()
+        return self.uplink.charges(replace(cohort, divided=self.about.divides))
 
 
 class Stateless(Method):
@@ -601,10 +608,12 @@ def releases(method: Method, cohort: Cohort) -> Sequence[Charge]:
 def stated_by(method: Method) -> str | None:
     """The method or stage that states its own charges and does not ship with Homebody, or None.
 
-    A class that inherits such `charges`, or says that it sends nothing, counts too: it may tell more.
+    A class that inherits such `charges`, or says that it sends nothing or reads no number of people, counts too: it may
+    tell more.
     """
     kind = type(method)
-    if not ships(kind) and (kind.charges is not Method.charges or not method.about.sends):
+    says = not method.about.sends or not method.about.divides
+    if not ships(kind) and (kind.charges is not Method.charges or says):
         return kind.__name__
     return method.uplink.stated_by
 

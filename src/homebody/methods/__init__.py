@@ -56,6 +56,8 @@ METHODS: dict[str, str] = {
     "ials": "homebody.methods.ials:IALS",
     "mf": "homebody.methods.mf:MF",
     "ncf": "homebody.methods.ncf:NCF",
+    "nearby": "homebody.methods.nearby:Nearby",
+    "nearby-popularity": "homebody.methods.nearby:NearbyPopularity",
     "news-cen": "homebody.methods.news_cen:NewsCentral",
     "nn-self": "homebody.methods.nn_self:NNSelf",
     "pfedrec": "homebody.methods.pfedrec:PFedRec",

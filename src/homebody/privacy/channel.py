@@ -102,6 +102,18 @@ before it.
         """The channel up to this stage, without it."""
         return self.with_stages(*self.stages[: self.stages.index(stage)])
 
+    def with_share(self, share: float) -> Channel:
+        """This channel with a part of its budget: releases whose shares add up to 1 cost together what one release
+        through this channel would.
+
+        >>> from homebody.privacy import Clip, Gaussian
+        >>> Channel(Clip(1.0), Gaussian(z=0.6)).with_share(0.25)
+        Channel(Clip(norm=1.0), Gaussian(z=1.2))
+        """
+        if not 0 < share <= 1:
+            raise HomebodyError(f"A release's share of a budget must be above 0 and at most 1, not {share:g}.")
+        return self.with_stages(*(stage.with_share(share) for stage in self.stages))
+
     def for_views(self, count: int) -> Channel:
         """This channel for people with so many views: what `ViewNoise` adds depends on it."""
         joins = self.facts.views

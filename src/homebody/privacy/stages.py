@@ -213,6 +213,14 @@ class Stage:
         """What one round tells each observer. Only for stages that hide something; a channel asks the last of them."""
         raise HomebodyError(f"{type(self).__name__} states no charges.")
 
+    def with_share(self, share: float) -> Self:
+        """This stage with a part of its budget: more noise, if it adds any. Releases whose shares add up to 1 cost
+        together what one release with the noise of this stage would."""
+        if not self.noise_field:
+            return self
+        more = math.sqrt(share) if self.noise_field == "z" else share
+        return replace(self, **{self.noise_field: getattr(self, self.noise_field) / more})  # type: ignore[type-var]
+
     def deviation(self, entries: int, clients: int) -> float:
         """The standard deviation of the noise that it leaves in each number of a sum over so many clients, whose
         messages have so many numbers; NaN: not known."""
@@ -588,11 +596,12 @@ def sampling(cohort: Cohort) -> Sampling:
 def _counted(relation: Relation, cohort: Cohort) -> tuple[Relation, float]:
     """The relation that noise on a sum is accounted under, and by how much its multiplier shrinks there.
 
-    Where everyone takes part, a sum is divided by how many they are, and a departure changes that too: the mean moves
+    Where everyone takes part and the sum is divided by how many they are, a departure changes that too: the mean moves
     by as much as by a replacement. So the number of people is taken for public, and the noise is measured against a
     replacement, which moves the sum twice as far.
     """
-    return ("replace-one", 0.5) if relation == "add-remove" and cohort.sampling == "all" else (relation, 1.0)
+    moves = relation == "add-remove" and cohort.sampling == "all" and cohort.divided
+    return ("replace-one", 0.5) if moves else (relation, 1.0)
 
 
 def _everyone(event: Event) -> list[Charge]:
