@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from homebody.methods.ncf import NCF as NCF
     from homebody.methods.nearby import Nearby as Nearby
     from homebody.methods.nearby import NearbyPopularity as NearbyPopularity
+    from homebody.methods.nearby import PublicFeatures as PublicFeatures
     from homebody.methods.news_cen import NewsCentral as NewsCentral
     from homebody.methods.nn_self import FOFLSelf as FOFLSelf
     from homebody.methods.nn_self import NNSelf as NNSelf
@@ -108,7 +109,7 @@ _NAMES = {
     "homebody.methods.ials": "IALS",
     "homebody.methods.mf": "MF",
     "homebody.methods.ncf": "NCF",
-    "homebody.methods.nearby": "Nearby NearbyPopularity",
+    "homebody.methods.nearby": "Nearby NearbyPopularity PublicFeatures",
     "homebody.methods.news_cen": "NewsCentral",
     "homebody.methods.nn_self": "FOFLSelf NNSelf",
     "homebody.methods.pfedrec": "Alone PFedRec",

@@ -346,10 +346,10 @@ class Cohort:
     population: int
     items: int = 0
     """The number of items, for methods whose clients report on each; 0: not stated."""
-    divided: bool = True
-    """Whether what the server computes depends on how many there are: see `About.divides`."""
     devices: int = 0
     """How many devices these people are on, who add up between them in a secure sum; 0: each is on one of their own."""
+    divided: bool = True
+    """Whether what the server computes depends on how many there are: see `About.divides`."""
 
     @property
     def parties(self) -> int:

@@ -37,6 +37,7 @@ from homebody.methods.fmf_ldp import FMFLDP
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
 from homebody.methods.ncf import NCF
+from homebody.methods.nearby import Nearby, NearbyPopularity, PublicFeatures
 from homebody.methods.news_cen import NewsCentral
 from homebody.methods.nn_self import FOFLSelf, NNSelf
 from homebody.methods.pfedrec import Alone, PFedRec
@@ -252,6 +253,42 @@ class TestDPALS(MethodContract):
 
     def method(self) -> Method:
         return DPALS(factors=4, sampled=4, uplink=self.uplink)
+
+
+class TestNearby(MethodContract):
+    rounds = 1
+
+    # There is little noise, since there are few people.
+    uplink = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=0.01))
+
+    def method(self) -> Method:
+        return Nearby(rank=8, uplink=self.uplink)
+
+
+class TestNearbySketched(TestNearby):
+    def method(self) -> Method:
+        return Nearby(rank=8, buckets=500, uplink=self.uplink)
+
+
+class TestNearbyPopularity(TestNearby):
+    def method(self) -> Method:
+        return NearbyPopularity(rank=8, uplink=self.uplink)
+
+
+class TestPublicFeatures(TestNearby):
+    def method(self) -> Method:
+        return PublicFeatures(rank=8)
+
+    def people(self) -> Split:
+        return described()
+
+    def test_training_finds_what_there_is_to_learn(self) -> None:
+        """Items of one kind are all alike here, and ties count against it: what it finds is their kind."""
+        split = self.people()
+        fitted = fit(self.method(), Simulator(split), rounds=1)
+        has = split.catalogue().items["kind"].values
+        ((best, _),) = fitted.ranked(user=3, k=1)
+        assert int(has[best]) in has[split.training(3)].tolist()
 
 
 class TestDPALSWithSquares(TestDPALS):
@@ -496,6 +533,9 @@ def test_every_known_name_is_under_contract() -> None:
             TestFedNCF(),
             TestFedRecon(),
             TestDPALS(),
+            TestNearby(),
+            TestNearbyPopularity(),
+            TestPublicFeatures(),
             TestFCF(),
             TestFedGNN(),
             TestFLMVDSSM(),

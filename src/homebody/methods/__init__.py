@@ -66,6 +66,7 @@ METHODS: dict[str, str] = {
     "privaterec": "homebody.methods.privaterec:PrivateRec",
     "privrec": "homebody.methods.privrec:PrivRec",
     "privrec-cen": "homebody.methods.privrec_cen:PrivRecCEN",
+    "public-features": "homebody.methods.nearby:PublicFeatures",
     "random": "homebody.methods.baselines:Chance",
 }
 """Methods and references, by name."""

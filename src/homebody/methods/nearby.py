@@ -4,17 +4,17 @@ People who take items one after another say how items belong together. Each devi
 bounded to length 1 and summed under noise; everything that follows is computed from the two noised sums and from what
 is public, and costs no more privacy.
 
-| step                                              | here                                                          |
-|---------------------------------------------------|---------------------------------------------------------------|
-| 1. an item counts 1 / √(number of one's items)    | the phase `popularity`: `NearbyPopularity`                          |
-| p, the popularity that the noised sum suggests    | `shared["popularity"]`, of mean 1 over the kept items         |
-| the `items` most popular ones are kept            | `shared["place"]`: the place among them, or -1                |
-| 2. a pair of items at most `window` places apart  | the phase `pairs`: `Nearby.client`                            |
-| counts decay^(distance - 1) × (p_i p_j)^-damping  |                                                               |
-| all of one's pairs are scaled to length 1         |                                                               |
-| 3. M, the sum of pairs with noise of deviation σ  | `total.sum["pairs"]`: a triangle, or a sketch of it           |
-| M without noise, as the prior and σ suggest       | `homebody.models.pairs.posterior`: `shared["item"]` is its root |
-| 4. a person's recent items, the last weighing 1   | `score`: on the device, from its own items, at no cost        |
+| step                                            | here                                                           |
+|-------------------------------------------------|----------------------------------------------------------------|
+| 1. an item counts 1 / √(number of one's items)  | the phase `popularity`: `NearbyPopularity`                     |
+| p, what the noised sum says of popularity       | `shared["popularity"]`, of mean 1 over the kept items          |
+| the `items` most popular ones are kept          | `shared["place"]`: the place among them, or -1                 |
+| 2. a pair of items at most `window` apart       | the phase `pairs`: `Nearby.client`                             |
+| counts decay^(distance - 1) × (p_i p_j)^-damping |                                                               |
+| all of a person's pairs have length 1           |                                                                |
+| 3. M, the sum of pairs, with noise              | `total.sum["pairs"]`: a triangle, or a sketch of it            |
+| X, what M says of how items belong together     | `homebody.models.pairs.posterior`; as vectors: `shared["item"]` |
+| 4. one's own recent items, the last one first   | `score`, on the device, at no cost                             |
 
 The popularity has `share` of the budget: its noise is 1/√share times that of the channel, that of the pairs
 1/√(1 - share) times, and both together cost what one release with the channel's noise would.
@@ -53,13 +53,13 @@ from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.rng import Rng
 from homebody.settings import Range, common_params
 
-__all__ = ["Nearby", "NearbyPopularity"]
+__all__ = ["Nearby", "NearbyPopularity", "PublicFeatures"]
 
 RARE = 0.02
 """Items under this popularity weigh as if they had it."""
 
 
-CHANNEL = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=0.6388, relation="add-remove"))
+CHANNEL = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=0.6533, relation="add-remove"))
 """ε = 8 at δ = 1e-6 for what both releases tell together."""
 
 
@@ -98,7 +98,7 @@ class _ByRecentItems(Stateless):
     def alike(self, catalogue: Catalogue | None, kept: Tensor) -> Tensor | None:
         return pairs.likeness(catalogue, kept) if self.features and catalogue is not None else None
 
-    def placed(self, shared: Tree, kept: Tensor, fitted: pairs.Fitted, g: Tensor) -> Tensor:
+    def placed(self, shared: Tree, kept: Tensor, fitted: pairs.Together, g: Tensor) -> Tensor:
         """The vectors of all items: the last number is what popularity says, which all items have."""
         item = torch.zeros_like(shared["item"])
         item[kept, : fitted.vectors.shape[1]] = fitted.vectors
@@ -124,7 +124,10 @@ class NearbyPopularity(_ByRecentItems):
     """
 
     about: ClassVar[About] = About(
-        title="a control: popularity from one noised sum, and public features", rounds=1, draws_negatives=False, divides=False
+        title="a control: popularity from one noised sum, and public features",
+        rounds=1,
+        draws_negatives=False,
+        divides=False,
     )
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
@@ -146,6 +149,29 @@ class NearbyPopularity(_ByRecentItems):
         """Of all items, from their popularity and what is public of them."""
         g, kept = self.independent(shared)
         return self.placed(shared, kept, pairs.prior(g[kept], self.alike(catalogue, kept), self.rank), g)
+
+
+@dataclass(frozen=True)
+class PublicFeatures(NearbyPopularity):
+    """A control: nothing is sent; items that are like a person's own by what is public of them.
+
+    >>> PublicFeatures().phases[0].rounds, PublicFeatures.about.sends
+    (None, False)
+    """
+
+    uplink: Channel = Channel()
+
+    about: ClassVar[About] = replace(
+        NearbyPopularity.about, title="a control: public features of items alone; nothing is sent", sends=False
+    )
+    needs: ClassVar[tuple[str, ...]] = ("item features",)
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        return {}, local
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        nothing = torch.ones_like(shared["popularity"])
+        return super().server(shared, state, replace(total, sum={"popularity": nothing}))
 
 
 @dataclass(frozen=True)
@@ -186,11 +212,12 @@ class Nearby(_ByRecentItems):
         items, valid, place = batch["items"], batch["valid"], shared["place"]
         damped = shared["popularity"].clamp_min(RARE) ** -self.damping
         longest, kept = len(items), min(self.items, len(place))
-        distance = torch.arange(1, min(self.window, longest - 1) + 1, device=items.device)[:, None]
+        distance = torch.arange(1, max(1, min(self.window, longest - 1)) + 1, device=items.device)[:, None]
         first = torch.arange(longest, device=items.device)
         later = (first + distance).clamp_max(longest - 1)
         one, other = place[items].expand(len(distance), -1), place[items[later]]
-        real = (first + distance < longest) & valid & valid[later] & (one >= 0) & (other >= 0) & (one != other)
+        real = (first + distance < longest) & valid & valid[later] & (one != other)
+        real &= (one.minimum(other) >= 0) & (one.maximum(other) < kept)
         weight = real * self.decay ** (distance - 1) * damped[items] * damped[items[later]]
         weight = weight / (weight * weight).sum().sqrt().clamp_min(1e-20)
         slot, sign = pairs.slots(one.minimum(other), one.maximum(other), kept, self.buckets)

@@ -27,10 +27,12 @@ from homebody.core import Catalogue, Column
 from homebody.errors import HomebodyError
 from homebody.rng import GOLDEN, Rng, mix
 
-__all__ = ["Fitted", "entries", "likeness", "positive", "posterior", "prior", "slots", "under_one"]
+__all__ = ["Together", "entries", "likeness", "positive", "posterior", "prior", "slots", "under_one"]
 
 WIDTH = 0.2
 """Numbers are alike within so many of their standard deviations."""
+TEXT = 0.25
+"""What a text counts beside a category."""
 SMOOTH = 500
 """How many eigenvectors of S are looked at."""
 BOLD = 3.0
@@ -47,7 +49,7 @@ def under_one(name: str, value: float) -> None:
         raise HomebodyError(f"{name} must be under 1, or nothing of the budget is left for pairs: not {value:g}.")
 
 
-class Fitted(NamedTuple):
+class Together(NamedTuple):
     """X, as vectors of items: `vectors` @ `vectors`.T + `independent` g gᵀ."""
 
     vectors: Tensor
@@ -59,8 +61,8 @@ class Fitted(NamedTuple):
 def positive(counts: Tensor, deviation: float) -> Tensor:
     """What counts were before Gaussian noise: their expectation, if they are exponentially distributed.
 
-    >>> positive(torch.tensor([-3.0, 0.0, 5.0]), 1.0).round(decimals=2).tolist()
-    [0.24, 0.5, 3.52]
+    >>> [round(count, 2) for count in positive(torch.tensor([-3.0, 0.0, 5.0]), 1.0).tolist()]
+    [0.2, 0.44, 3.5]
     """
     if not deviation:
         return counts.clamp_min(1e-3)
@@ -73,16 +75,17 @@ def positive(counts: Tensor, deviation: float) -> Tensor:
 def likeness(catalogue: Catalogue, items: Tensor) -> Tensor | None:
     """How alike these items are by what is public of them, from 0 to 1; None where nothing is.
 
-    That is the mean cosine of their categories and of their words, each word weighted by how rare it is, times a
-    Gaussian of their numbers.
+    That is the mean cosine of their categories and of their words, each weighted by how rare it is, times a Gaussian of
+    their numbers. A text counts `TEXT` as much as a category.
     """
     columns = [column._replace(values=column.values.to(items.device)[items]) for column in catalogue.items.values()]
-    if not columns:
+    if not columns or not len(items):
         return None
-    words = [column for column in columns if column.kind != "number"]
     alike = torch.ones(len(items), len(items), device=items.device)
+    words = [(TEXT if column.text else 1.0, _cosine(column)) for column in columns if column.kind != "number"]
     if words:
-        alike = sum(map(_cosine, words), torch.zeros_like(alike)) / len(words)
+        total = sum(weight for weight, _ in words)
+        alike = sum((weight / total * cosine for weight, cosine in words), torch.zeros_like(alike))
     for column in columns:
         if column.kind == "number":
             value = column.values.float()
@@ -121,19 +124,21 @@ def slots(low: Tensor, high: Tensor, items: int, buckets: int) -> tuple[Tensor, 
     return ((bits >> 1) & 0x7FFFFFFFFFFF) % buckets, 1 - 2 * (bits & 1)
 
 
-def prior(g: Tensor, alike: Tensor | None, rank: int) -> Fitted:
+def prior(g: Tensor, alike: Tensor | None, rank: int) -> Together:
     """X before any pairs are known."""
     if alike is None:
-        return Fitted(g.new_zeros(len(g), 0), 1.0)
-    return Fitted(_root(LIKELY * torch.outer(g, g) * alike, rank), 1.0)
+        return Together(g.new_zeros(len(g), 0), 1.0)
+    return Together(_root(LIKELY * torch.outer(g, g) * alike, rank), 1.0)
 
 
-def posterior(told: Tensor, deviation: float, g: Tensor, alike: Tensor | None, rank: int, buckets: int = 0) -> Fitted:
+def posterior(told: Tensor, deviation: float, g: Tensor, alike: Tensor | None, rank: int, buckets: int = 0) -> Together:
     """X, expected once the noised pairs `told` are known, whole or as a sketch.
 
     A sketch adds up pairs in one number, which is noise as well. What it does not explain of the sketch is put back.
     """
     m = len(g)
+    if m < 2:
+        return Together(g.new_zeros(m, 0), 1.0)
     low, high = torch.triu_indices(m, m, 1, device=g.device)
     slot, sign = slots(low, high, m, buckets)
     sketched = len(told) < len(low)
@@ -157,7 +162,7 @@ def _deviation(rest: Tensor, noise: float) -> float:
     return max(float(rest.square().mean().sqrt()), noise)
 
 
-def _fitted(M: Tensor, deviation: float, g: Tensor, alike: Tensor | None, rank: int) -> tuple[Fitted, Tensor]:
+def _fitted(M: Tensor, deviation: float, g: Tensor, alike: Tensor | None, rank: int) -> tuple[Together, Tensor]:
     """X as vectors and as a matrix without a diagonal. That of M is 0: nobody sends it."""
     noise, alone = deviation**2, torch.outer(g.sqrt(), g.sqrt())
     b, mean = _mean(M, g, alike)
@@ -172,7 +177,7 @@ def _fitted(M: Tensor, deviation: float, g: Tensor, alike: Tensor | None, rank: 
     values, directions = _largest(varied, rank)
     smooth = _smooth(rest, values.abs(), directions, noise)
     X = smooth + _single(rest - smooth, alone, noise) + mean
-    return Fitted(_root(X - b * torch.outer(g, g), rank), b), X.fill_diagonal_(0)
+    return Together(_root(X - b * torch.outer(g, g), rank), b), X.fill_diagonal_(0)
 
 
 def _mean(M: Tensor, g: Tensor, alike: Tensor | None) -> tuple[float, Tensor]:
