@@ -92,7 +92,7 @@ def test_a_matrix_is_as_long_as_its_half() -> None:
 
 def test_noise_that_leaves_no_definite_matrix_is_survived() -> None:
     """Its negative part is cut off: the ridge is then what the items are solved with."""
-    method = DPALS(factors=2, squares=1.0)
+    method = DPALS(factors=2, squares=1.0, confidence=5.0, item_ridge=1.0)
     bad = halved(torch.tensor([[3.0, 0.0], [0.0, -5.0]]))
     rows = torch.cat([torch.ones(4, 2), -bad.expand(4, -1)], dim=1)
     after, _ = method.server({"item": torch.zeros(4, 2)}, {}, Total({"gram": bad, "item": rows}, 9))

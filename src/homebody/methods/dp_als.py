@@ -47,20 +47,20 @@ class DPALS(Stateless):
 
     >>> import homebody as hb
     >>> hb.DPALS().uplink
-    Channel(Clip(norm=1.0), SecureSum(helper=True), Gaussian(z=2.263, relation='add-remove'))
+    Channel(Clip(norm=1.0), SecureSum(helper=True), Gaussian(z=1.131, relation='add-remove'))
     >>> model = hb.fit(hb.DPALS(factors=4), "synthetic:users=50,items=30,mean=6", rounds=2, quiet=True)
     >>> model.recommend(user=7, k=3).height
     3
     """
 
-    uplink: Channel = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=2.263, relation="add-remove"))
-    factors: int = param(16, "size of a user's and of an item's vector", low=1, search=(4, 8, 16, 24))
+    uplink: Channel = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=1.131, relation="add-remove"))
+    factors: int = param(24, "size of a user's and of an item's vector", low=1, search=(8, 16, 24, 32))
     confidence: float = param(
-        5.0, "α: extra weight of an interaction over a non-interaction", low=0, search=Range(0.5, 50, log=True)
+        2.0, "α: extra weight of an interaction over a non-interaction", low=0, search=Range(0.5, 50, log=True)
     )
     regularisation: float = param(1.0, "λ of a person's vector", low=1e-9, search=Range(0.01, 100, log=True))
     item_ridge: float = param(
-        1.0,
+        2.0,
         "λ of an item's vector, in mean eigenvalues of everyone's matrix",
         low=1e-9,
         search=Range(0.1, 10, log=True),
@@ -80,6 +80,7 @@ class DPALS(Stateless):
         paper="Chien et al., Private Alternating Least Squares, ICML 2021",
         rounds=3,
         draws_negatives=False,
+        divides=False,
     )
 
     @property
