@@ -20,6 +20,7 @@ import homebody.training
 from homebody.adversary.canaries import Finding, plant
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update, Users
 from homebody.methods.baselines import PrivatePopularity
+from homebody.methods.dp_als import DPALS
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fcf import FCF
@@ -264,6 +265,8 @@ CLAIMS: dict[str, tuple[Method, dict[str, Any]]] = {
     "dp-privrec": (DPPrivRec(uplink=SUMMED, **SMALL), {}),
     "dp-privrec, drawn": (DPPrivRec(uplink=SUMMED, **SMALL), {"cohort": 100}),
     "dp-privrec, two stages": (DPPrivRec(uplink=SUMMED, pretrain_rounds=2, pretrain_steps=2, **SMALL), {}),
+    "dp-als": (DPALS(factors=4), {}),
+    "dp-als, squares": (DPALS(factors=4, squares=1.0, sampled=5), {}),
     "nn-self": (NNSelf(uplink=NORMAL, **SMALL), {}),
     "fofl-self": (FOFLSelf(uplink=NORMAL, **SMALL), {}),
     "fmf-ldp": (FMFLDP(uplink=SHUFFLED), {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from homebody.core import Rows, Tree
 from homebody.data import Population
 from homebody.data.partitions import leave_one_out
+from homebody.federation.device.home import Home
 from homebody.federation.device.household import Household, grown
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
@@ -138,3 +140,26 @@ def test_states_grow_with_the_tables() -> None:
     assert (found["item"].size, found["item"].index.tolist()) == (9, [3])
     assert found["weight"].tolist() == [1.0, 1.0]
     assert grown({"own": Rows(torch.tensor([0]), torch.ones(1), 4)}, {})["own"].size == 4
+
+
+@pytest.mark.parametrize("measures", [True, False])
+@pytest.mark.parametrize("times", [True, False])
+def test_a_device_draws_the_order_of_ties_where_the_server_says_so(tmp_path: Path, times: bool, measures: bool) -> None:
+    """Whether or not it measures, and whatever order its interactions came in."""
+    found = []
+    for name, order in (("one", list(range(12))), ("other", [5, 9, 2, 11, 0, 7, 1, 3, 10, 8, 4, 6])):
+        with Home.create(tmp_path / name, server="127.0.0.1:9092") as home:
+            ann = home.people.add("ann")
+            home.items.add(0, [(f"item-{item:02}", "") for item in range(12)])
+            for item in order:
+                home.history.append(ann, f"item-{item:02}", time=item // 6 if times else None)
+            asked = {"protocol": "strict", "seed": 3, "negatives": 2, "cutoffs": [10]}
+            described = {**asked, "first": 0, "measures": measures, "held_out": "latest-random"}
+            split = Household.of(home, [ann], described, 12).split
+            found.append([split.part(0, part).tolist() for part in ("train", "valid", "test")])
+    assert found[0] == found[1]
+    items = [item for part in found[0] for item in part]
+    assert items != sorted(items)
+    assert len(found[0][2]) == measures
+    if times:
+        assert {item // 6 for item in items[:6]} == {0}
