@@ -143,8 +143,7 @@ def test_states_grow_with_the_tables() -> None:
 
 
 @pytest.mark.parametrize("measures", [True, False])
-@pytest.mark.parametrize("times", [True, False])
-def test_a_device_draws_the_order_of_ties_where_the_server_says_so(tmp_path: Path, times: bool, measures: bool) -> None:
+def test_a_device_draws_the_order_of_ties_where_the_server_says_so(tmp_path: Path, measures: bool) -> None:
     """Whether or not it measures, and whatever order its interactions came in."""
     found = []
     for name, order in (("one", list(range(12))), ("other", [5, 9, 2, 11, 0, 7, 1, 3, 10, 8, 4, 6])):
@@ -152,7 +151,7 @@ def test_a_device_draws_the_order_of_ties_where_the_server_says_so(tmp_path: Pat
             ann = home.people.add("ann")
             home.items.add(0, [(f"item-{item:02}", "") for item in range(12)])
             for item in order:
-                home.history.append(ann, f"item-{item:02}", time=item // 6 if times else None)
+                home.history.append(ann, f"item-{item:02}", time=item // 6)
             asked = {"protocol": "strict", "seed": 3, "negatives": 2, "cutoffs": [10]}
             described = {**asked, "first": 0, "measures": measures, "held_out": "latest-random"}
             split = Household.of(home, [ann], described, 12).split
@@ -161,5 +160,4 @@ def test_a_device_draws_the_order_of_ties_where_the_server_says_so(tmp_path: Pat
     items = [item for part in found[0] for item in part]
     assert items != sorted(items)
     assert len(found[0][2]) == measures
-    if times:
-        assert {item // 6 for item in items[:6]} == {0}
+    assert {item // 6 for item in items[:6]} == {0}
