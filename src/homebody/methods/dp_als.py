@@ -102,7 +102,7 @@ class DPALS(Stateless):
         told = data.valid
         if self.sampled:
             drawn = torch.where(data.valid, rng.uniform(len(data.items)), 2.0)
-            told = data.valid & (drawn.argsort().argsort() < self.sampled)
+            told = data.valid & (drawn.argsort(stable=True).argsort() < self.sampled)
         return {"items": data.items, "valid": data.valid, "told": told}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
