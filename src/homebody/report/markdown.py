@@ -14,10 +14,12 @@ from homebody.report.comparison import comparison_columns, reference_rows
 from homebody.report.reproduction import SHORT, Footnotes, Part, ResultTable, Study
 from homebody.report.words import duration
 
-__all__ = ["PICTURE", "leaderboard_markdown", "plain", "reproduction_markdown", "table"]
+__all__ = ["CURVES", "PICTURE", "leaderboard_markdown", "plain", "reproduction_markdown", "table"]
 
 PICTURE = "results.svg"
 """The picture that RESULTS.md shows, beside it."""
+CURVES = "curves.svg"
+"""The picture of sweeps that are drawn as lines, beside it."""
 
 
 def plain(text: object) -> str:
@@ -69,6 +71,8 @@ def reproduction_markdown(result: Mapping[str, Any]) -> str:
     lines = [f"# {plain(result['title'])}", "", plain(result["citation"]), ""]
     if reproduction.picture(result):
         lines += [f"![Obtained and published figures of the first tables]({PICTURE})", ""]
+    if reproduction.curves(result):
+        lines += [f"![Obtained figures as lines over a setting; the tables below have them]({CURVES})", ""]
     if result["docs"]:
         lines += [f"More on the method: `{plain(result['docs'])}` in Homebody's sources.", ""]
     if result["note"]:

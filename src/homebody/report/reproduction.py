@@ -14,7 +14,8 @@ from typing import Any
 
 from homebody.errors import several
 from homebody.evaluation.metrics import main_cutoff
-from homebody.report.svg import DotPanel, DotRow, dot_chart
+from homebody.report.svg import DotPanel, DotRow, LinePanel, dot_chart, line_chart
+from homebody.report.svg import Line as Drawn
 from homebody.report.words import QUANTITIES, figure, metric_name, percent, points, spread
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Footnotes",
     "ResultTable",
     "caption",
+    "curves",
     "data_notes",
     "diverged_as_known",
     "explanation",
@@ -278,6 +280,7 @@ def has_differences(study: Study) -> bool:
 def remarks(study: Study, line: Line) -> list[str]:
     """Why a row was not run or failed, and what the recipe says of it."""
     said = [f"not run: {line['missing']}."] if line["missing"] and not line.get("improvement") else []
+    said += [f"{several(line['seeds'], 'seed')}."] if "seeds" in line else []
     for protocol in study["protocols"]:
         figures = [group["obtained"][protocol] for group in _groups(line) if protocol in group.get("obtained", {})]
         failures = {
@@ -400,8 +403,9 @@ def _cell(study: Study, part: Part, line: Line, metric: str, column: str, protoc
         return f"{SHORT} {gap}" if metric in line["short"] else gap
     text = _obtained(study, part, line, protocol, metric)
     outcome = line["obtained"].get(protocol, {})
-    partly = metric in outcome.get("metrics", {}) and outcome["n"] < part["seeds"]
-    return f"{text} ({outcome['n']} of {part['seeds']})" if partly else text
+    planned = line.get("seeds", part["seeds"])
+    partly = metric in outcome.get("metrics", {}) and outcome["n"] < planned
+    return f"{text} ({outcome['n']} of {planned})" if partly else text
 
 
 def _groups(line: Line) -> list[Mapping[str, Any]]:
@@ -572,6 +576,34 @@ def picture(result: Mapping[str, Any]) -> str | None:
     times = "" if first["scale"] == 1 else f" × {first['scale']:g}"
     axis = f"{metric_name(metric)}{times}, {under(first['against'])}"
     return dot_chart(result["title"], axis, [panel for panel in panels if panel.rows][:PANELS])
+
+
+def curves(result: Mapping[str, Any]) -> str | None:
+    """The sweeps that ask for it as lines over their setting, as SVG: a row of panels for each data set."""
+    drawn = [study for study in result["studies"] if study.get("lines") and study["data"]]
+    if not drawn:
+        return None
+    first = drawn[0]
+    panels = [
+        LinePanel(f"{data}: {metric_name(metric)}", lines)
+        for study in drawn
+        if study["labels"] == first["labels"]
+        for data, part in study["data"].items()
+        for metric in study["metrics"]
+        if (lines := _drawn(study, part, metric))
+    ]
+    return line_chart(result["title"], first["axis"], first["labels"], panels)
+
+
+def _drawn(study: Study, part: Part, metric: str) -> list[Drawn]:
+    """What was obtained of a metric, a line a row, without rows that have nothing."""
+    lines = []
+    for line in part["rows"]:
+        found = [point["obtained"].get(study["against"], {}).get("metrics", {}).get(metric) for point in line["points"]]
+        values = [None if figures is None else figures["mean"] * study["scale"] for figures in found]
+        if any(value is not None for value in values):
+            lines.append(Drawn(line["name"], values, bool(line.get("fixed"))))
+    return lines
 
 
 def _dots(study: Study, part: Part, metric: str) -> list[DotRow]:

@@ -1,4 +1,5 @@
-"""Charts as SVG: dots for obtained figures, with the published ones beside them; and curves over rounds.
+"""Charts as SVG: dots for obtained figures, with the published ones beside them; curves over rounds; and lines over a
+setting.
 
 The text is a file of its own: no script, no font, no link. Its colours follow the reader's light or dark theme.
 """
@@ -10,7 +11,17 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["Curve", "CurvePanel", "DotPanel", "DotRow", "curve_chart", "dot_chart"]
+__all__ = [
+    "Curve",
+    "CurvePanel",
+    "DotPanel",
+    "DotRow",
+    "Line",
+    "LinePanel",
+    "curve_chart",
+    "dot_chart",
+    "line_chart",
+]
 
 WIDTH = 800
 GAP = 24
@@ -38,6 +49,18 @@ text { fill: #e8ebf2; } .soft { fill: #a6afc1; } .ground { fill: #12151c; } .gri
 .sd { stroke: #6cabff; } .mark { stroke: #a6afc1; } .ours { fill: #6cabff; } .theirs { stroke: #ff9b62; }
 .curve0 { stroke: #6cabff; } .curve1 { stroke: #ff9b62; } .curve2 { stroke: #5fd38d; } .curve3 { stroke: #c792ea; }
 }"""
+
+LINE_STYLE = """
+.curve4 { stroke: #a16207; } .curve5 { stroke: #be185d; } .flat { stroke: #566074; stroke-width: 1.5; fill: none; }
+.flat0 { stroke-dasharray: 8 4; } .flat1 { stroke-dasharray: 2 3; } .flat2 { stroke-dasharray: 10 3 2 3; }
+.flat3 { stroke-dasharray: 14 6; }
+@media (prefers-color-scheme: dark) {
+.curve4 { stroke: #facc15; } .curve5 { stroke: #f472b6; } .flat { stroke: #a6afc1; }
+}"""
+"""What lines over a setting have besides: more colours, and dashes for those that the setting does not concern."""
+LINE_HUES, DASHES = 6, 4
+SAMPLE = 26
+"""Width of the piece of a line that a key shows."""
 
 
 class DotRow(NamedTuple):
@@ -158,12 +181,106 @@ def _point(hue: str, at: str) -> str:
     return f'<circle class="{hue}" cx="{x}" cy="{y}" r="3"/>'
 
 
-def _picture(title: str, height: int, label: str, parts: Sequence[str]) -> str:
+class Line(NamedTuple):
+    """A method's figures over the values of a setting; None where there is none."""
+
+    name: str
+    y: Sequence[float | None]
+    flat: bool = False
+    """Whether the setting does not concern it: a dashed line, to hold the others against."""
+
+
+class LinePanel(NamedTuple):
+    """One part of a chart, with a vertical axis of its own."""
+
+    title: str
+    lines: Sequence[Line]
+
+
+def line_chart(title: str, axis: str, labels: Sequence[str], panels: Sequence[LinePanel]) -> str:
+    """The whole picture, two panels side by side, under one key. labels: what the values are called, evenly spaced.
+
+    >>> panels = [LinePanel("ml-1m", [Line("nearby", [0.6, None, 0.7]), Line("popularity", [0.4, 0.4, 0.4], True)])]
+    >>> chart = line_chart("Accuracy", "ε", ["1", "2", "8"], panels)
+    >>> chart.count("<polyline"), "nearby 0.7000 at 8" in chart
+    (2, True)
+    """
+    every = [line for panel in panels for line in panel.lines]
+    styles: dict[str, str] = {}
+    for flat, kind, count in ((False, "curve", LINE_HUES), (True, "flat", DASHES)):
+        names = dict.fromkeys(line.name for line in every if line.flat == flat)
+        styles |= {name: f"{kind} {kind}{place % count}" for place, name in enumerate(names)}
+    key, top = _line_key(styles)
+    across = min(2, len(panels)) or 1
+    wide = (WIDTH - GAP * (across + 1)) / across
+    tall = HEAD + PLOT + FOOT
+    parts = list(key)
+    for place, panel in enumerate(panels):
+        left, head = GAP + place % across * (wide + GAP), top + place // across * tall
+        parts += _lines(panel, left, head, wide, axis, labels, styles)
+    height = round(top + -(-len(panels) // across) * tall + 8)
+    label = escape(f"{title}, over {axis}. " + " ".join(_read_aloud(panel, labels) for panel in panels))
+    return _picture(title, height, label, parts, LINE_STYLE)
+
+
+def _line_key(styles: dict[str, str]) -> tuple[list[str], float]:
+    """The names of all lines, in as many rows as they need, and where the first panel begins."""
+    parts, left, y = [], float(GAP), 52.0
+    for name, style in styles.items():
+        wide = SAMPLE + 8 + LETTER * len(name) + 18
+        if left > GAP and left + wide > WIDTH - GAP:
+            left, y = float(GAP), y + 20
+        parts.append(f'<path class="{style}" d="M{left:.1f} {y - 4:.1f}h{SAMPLE}"/>')
+        parts.append(_text(left + SAMPLE + 8, y, name))
+        left += wide
+    return parts, y + 14
+
+
+def _lines(
+    panel: LinePanel, left: float, top: float, wide: float, axis: str, labels: Sequence[str], styles: dict[str, str]
+) -> Iterator[str]:
+    yield _text(left, top + 16, _fitting(panel.title, wide, 7.9), "head")
+    start, end, high, low = left + 46, left + wide - 14, top + HEAD, top + HEAD + PLOT - 16
+    known = [value for line in panel.lines for value in line.y if value is not None]
+    if not known:
+        return
+    ticks = _ticks(known)
+
+    def across(place: int) -> float:
+        return start + 14 + (end - start - 14) * place / max(1, len(labels) - 1)
+
+    def up(y: float) -> float:
+        return low - (low - high) * (y - ticks[0]) / (ticks[-1] - ticks[0])
+
+    for tick in ticks:
+        yield f'<path class="grid" d="M{start:.1f} {up(tick):.1f}H{end:.1f}"/>'
+        yield _text(start - 6, up(tick) + 4, f"{tick:g}", "soft", "end")
+    for place, label in enumerate(labels):
+        yield _text(across(place), low + 18, label if place else f"{axis} = {label}", "soft", "middle")
+    for line in sorted(panel.lines, key=lambda line: not line.flat):
+        at = [(across(place), up(y)) for place, y in enumerate(line.y) if y is not None]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+        if len(at) > 1:
+            yield f'<polyline class="{styles[line.name]}" points="{points}"/>'
+        if not line.flat or len(at) == 1:
+            yield from (_point(styles[line.name], f"{x:.1f},{y:.1f}") for x, y in at)
+
+
+def _read_aloud(panel: LinePanel, labels: Sequence[str]) -> str:
+    """A panel's last figures as a sentence, for readers who do not see them."""
+    ends = []
+    for line in panel.lines:
+        known = [(value, label) for value, label in zip(line.y, labels, strict=True) if value is not None]
+        ends += [f"{line.name} {_short(known[-1][0])}" + ("" if line.flat else f" at {known[-1][1]}")] if known else []
+    return f"{panel.title}: {', '.join(ends)}."
+
+
+def _picture(title: str, height: int, label: str, parts: Sequence[str], style: str = "") -> str:
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">',
-            f"<style>{STYLE}\n</style>",
+            f"<style>{STYLE}{style}\n</style>",
             f'<rect class="ground" width="{WIDTH}" height="{height}" rx="8"/>',
             _text(GAP, 28, _fitting(title, WIDTH - 2 * GAP, 8.2), "title"),
             *parts,

@@ -27,7 +27,7 @@ from homebody.run import population_of
 from homebody.studies import probes
 from homebody.studies.provenance import without_paths
 from homebody.studies.serving import SKEW, PaddedRequest, check_release
-from homebody.studies.study import COUNTS, Row, Study, deviations, published
+from homebody.studies.study import COUNTS, EPSILON, Row, Study, deviations, published
 
 __all__ = ["LINES", "MEANINGS", "TOLERANCE", "NoisyRelease", "Runs", "ordered"]
 
@@ -85,7 +85,10 @@ def sweep(runs: Runs) -> list[dict[str, Any]]:
     for row in runs.study.rows:
         values = enumerate(zip(runs.study.points(row), runs.study.labels, strict=True))
         points = [{"value": value, "label": label, **_figures(runs, row, n)} for n, (value, label) in values]
-        lines.append({**_named(row, runs.data), "points": points})
+        lines.append({**_named(row, runs.data), **({"fixed": True} if row.fixed else {}), "points": points})
+    if runs.study.vary == EPSILON:
+        for point in (point for line in lines for point in line["points"]):
+            point["value"] = point["label"]  # ε of ∞, and rows without a budget, stand on the same axis
     return lines
 
 
@@ -375,7 +378,7 @@ LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
 def _named(row: Row, data: str) -> dict[str, Any]:
     reason = row.missing if row.method is None else ""
     named: dict[str, Any] = {"name": row.name, "note": row.note_on(data), "missing": reason}
-    return named | ({"diverges": True} if row.diverges else {})
+    return named | ({"diverges": True} if row.diverges else {}) | ({"seeds": row.seeds} if row.seeds else {})
 
 
 def _figures(runs: Runs, row: Row, point: int = 0) -> dict[str, Any]:
@@ -467,7 +470,8 @@ def _improvement(runs: Runs, first: Mapping[str, Any], other: Mapping[str, Any])
     gained = {}
     for protocol in runs.study.protocols if first["obtained"] and other["obtained"] else ():
         before, after = (line["obtained"][protocol] for line in (first, other))
-        gains = {m: _gains(before["metrics"].get(m), after["metrics"].get(m), runs.study.seeds) for m in metrics}
+        seeds = first.get("seeds", runs.study.seeds)
+        gains = {m: _gains(before["metrics"].get(m), after["metrics"].get(m), seeds) for m in metrics}
         gained[protocol] = {
             "n": min(before["n"], after["n"]),
             "metrics": {metric: gain for metric, gain in gains.items() if gain},

@@ -21,7 +21,18 @@ from homebody.studies import probes
 from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
 from homebody.studies.serving import PaddedRequest
-from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_names, check_study, insist_distinct
+from homebody.studies.study import (
+    COMPUTED,
+    EPSILON,
+    KINDS,
+    Form,
+    Reader,
+    Row,
+    Study,
+    check_names,
+    check_study,
+    insist_distinct,
+)
 
 __all__ = ["Paper", "find_paper", "list_papers", "read_paper"]
 
@@ -181,6 +192,8 @@ def _varied(reader: Reader, places: Sequence[str] = ("fields", "run")) -> dict[s
         raise reader.error(f"vary must be {', '.join(known[:-1])} or {known[-1]}, not '{vary}'")
     if not values:
         raise reader.error("values must name at least one value")
+    if vary == EPSILON and not all(type(value) in (int, float) and value > 0 for value in values):
+        raise reader.error(f"the values of {EPSILON} must be numbers above 0, or inf, not {values!r}")
     labels = reader.texts("labels", [str(value) for value in values])
     if len(labels) != len(values):
         raise reader.error(f"labels must be {len(values)} texts, one for each value, not {len(labels)}")
@@ -235,7 +248,7 @@ def _view_attack(reader: Reader) -> dict[str, Any]:
 
 
 VARIED: dict[str, Callable[[Reader], dict[str, Any]]] = {
-    "sweep": _varied,
+    "sweep": lambda reader: {**_varied(reader), "lines": reader.take("lines", bool, False)},
     "serving": _served,
     "noise": lambda reader: _shares(reader, "paddings", "p", "{:g}".format),
     "tables": lambda reader: SWAPPED,
@@ -321,7 +334,7 @@ def _computed(reader: Reader, study: Study) -> Row:
     return row
 
 
-KEPT = {"rounds": int, "note": str, "notes": dict, "slice": dict}
+KEPT = {"rounds": int, "note": str, "notes": dict, "slice": dict, "seeds": int}
 """What a row has of the row that it builds on, unless it says otherwise."""
 OWN = {"published": dict, "published_sd": dict, "values": list, "fixed": bool, "diverges": bool}
 """What a row has by itself alone."""

@@ -78,7 +78,7 @@ def plan(
         absent = {name for name in optional if find(name, data_dir=data_dir, quick=True) is None}
         wanted = [name for name in study.data if (not data or name in data) and name not in absent]
         if wanted and (not protocols or set(protocols) & set(study.protocols)):
-            studies.append((replace(study, seeds=seeds or study.seeds), wanted))
+            studies.append((_with_seeds(study, seeds), wanted))
     asked = list(protocols) or sorted(under)
     every = _Numbered(rounds, device, data_dir)
     cells = every.cells(studies, asked)
@@ -89,6 +89,13 @@ def plan(
     looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
     others = every.recipes[len(recipes) :]
     return Plan(paper, studies, recipes, others, cells, command, rounds, asked, looked, data_dir, table or figure)
+
+
+def _with_seeds(study: Study, seeds: int | None) -> Study:
+    """The study with as many seeds as were asked for, in all rows."""
+    if seeds is None:
+        return study
+    return replace(study, seeds=seeds, rows=[replace(row, seeds=None) for row in study.rows])
 
 
 def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int | None) -> list[list[str]]:
@@ -103,7 +110,7 @@ def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int |
                 probe = study.probe_at(row, point)
                 if not probe or (unasked and probes.lacks(probe)):
                     continue
-                for seed in range(seeds or study.seeds):
+                for seed in range(seeds or study.seeds_of(row)):
                     place = every.known(study.recipe(row, name, protocol, seed, value))
                     if place is not None and probe not in wanted[place]:
                         wanted[place].append(probe)
@@ -124,7 +131,7 @@ class _Numbered:
             for study, names in studies
             for name, row, protocol in product(names, study.rows, study.protocols)
             if protocol in protocols and row.method is not None
-            for (point, value), seed in product(enumerate(study.points(row)), range(study.seeds))
+            for (point, value), seed in product(enumerate(study.points(row)), range(study.seeds_of(row)))
         ]
 
     def known(self, recipe: Recipe) -> int | None:

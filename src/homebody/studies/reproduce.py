@@ -13,9 +13,9 @@ from typing import Any, cast
 
 from homebody.errors import HomebodyError, several
 from homebody.report import RunFolder, jsonable
-from homebody.report.markdown import PICTURE, reproduction_markdown
+from homebody.report.markdown import CURVES, PICTURE, reproduction_markdown
 from homebody.report.pages import has_plotly
-from homebody.report.reproduction import picture
+from homebody.report.reproduction import curves, picture
 from homebody.report.reproduction_page import reproduction_page
 from homebody.report.words import behind_proxy
 from homebody.studies.cells import CellProgress, cell_key, count_done, run_cells
@@ -33,7 +33,7 @@ SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
 """Fields that two results of a study must share to be merged."""
 SHOWN = (
     *("id", "label", "form", "kind", "title", "note", "metrics", "also"),
-    *("scale", "protocols", "against", "vary", "axis", "labels"),
+    *("scale", "protocols", "against", "vary", "axis", "labels", "lines"),
 )
 """What a result says of a study, before its data."""
 INTERVALS = "In brackets: the interval of 95 %, over people; of several seeds, from the lowest end to the highest."
@@ -255,8 +255,11 @@ def rewrite(folder: Path) -> dict[str, Any]:
 
 
 def _shown(result: Mapping[str, Any]) -> dict[str, Any]:
-    drawing = picture(result)
-    return {"RESULTS.md": reproduction_markdown(result), **({PICTURE: drawing} if drawing else {})}
+    drawings = {PICTURE: picture(result), CURVES: curves(result)}
+    return {
+        "RESULTS.md": reproduction_markdown(result),
+        **{name: drawing for name, drawing in drawings.items() if drawing},
+    }
 
 
 def _without_plots(result: Mapping[str, Any]) -> dict[str, Any]:

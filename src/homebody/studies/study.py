@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
+from homebody.privacy.specs import with_noise
 from homebody.recipe import Recipe
 from homebody.report.words import ATTACKS, OF_RUNS, QUANTITIES, VIEW_ATTACK
 from homebody.settings import KINDS as VALUES
@@ -21,6 +22,7 @@ from homebody.studies.serving import serving_probe
 __all__ = [
     "COMPUTED",
     "COUNTS",
+    "EPSILON",
     "KINDS",
     "Reader",
     "Row",
@@ -30,6 +32,7 @@ __all__ = [
     "deviations",
     "insist_distinct",
     "published",
+    "spending",
 ]
 
 Form = Literal["table", "figure"]
@@ -53,6 +56,8 @@ COUNTS = ("news", "users", "impressions", "positive samples", "negative samples"
 """What a table of statistics may count: the names of its rows."""
 SWEPT = ("sweep", "serving")
 """Kinds that may vary a setting of their runs."""
+EPSILON = "run.epsilon"
+"""What a sweep over the ε of the runs' budgets varies. ∞ is a run without noise."""
 OURS = {"method", "data", "fields", "seed", "protocol", "rounds", "data_dir"}
 """Recipe fields that have their own place in a paper's recipe."""
 RUN = {spec.name for spec in fields(Recipe)} - OURS
@@ -85,6 +90,8 @@ class Row:
     """In a sweep, this row's own, in place of the study's."""
     slice: dict[str, str] = field(default_factory=dict)
     """By data set, the group of users that this row is about."""
+    seeds: int | None = None
+    """This row's own number of seeds, in place of the study's."""
     fixed: bool = False
     """In a sweep, whether the values do not concern it: a baseline for the others."""
     diverges: bool = False
@@ -131,6 +138,8 @@ class Study:
     """What the values are called on a page."""
     axis: str = ""
     """What it is that changes, for people."""
+    lines: bool = False
+    """Of a sweep, whether a picture shows it as lines over its values."""
     pairs: list[tuple[str, str]] = field(default_factory=list)
     """Names of rows: one without, one with what is being tried."""
     note: str = ""
@@ -165,6 +174,10 @@ class Study:
         """The protocol under which our figures are compared with the published ones."""
         return "published" if "published" in self.protocols else self.protocols[0]
 
+    def seeds_of(self, row: Row) -> int:
+        """How many seeds a row is run with."""
+        return row.seeds or self.seeds
+
     def points(self, row: Row) -> list[Any]:
         """A row's values in a sweep; a table or a curve has one point that is no value."""
         if row.fixed:
@@ -179,6 +192,8 @@ class Study:
         rounds = row.rounds if row.rounds is not None else self.rounds
         if self.vary == "run.rounds" and not row.fixed:
             rounds = value
+        elif self.vary == EPSILON and not row.fixed:
+            run = spending(run, value)
         elif self.kind in SWEPT and not row.fixed:
             place, _, name = self.vary.partition(".")
             {"fields": fields, "run": run}.get(place, {})[name] = value
@@ -186,6 +201,24 @@ class Study:
         if "cutoffs" not in run and not lengths <= set(DEFAULTS["cutoffs"]):
             run["cutoffs"] = sorted(lengths.union(DEFAULTS["cutoffs"]))
         return Recipe(row.method, data, fields=fields, rounds=rounds, seed=seed, protocol=protocol, **run)
+
+
+def spending(run: Mapping[str, Any], epsilon: float) -> dict[str, Any]:
+    """The settings of a run with this ε in its budget; with ∞ there is neither a budget nor noise.
+
+    >>> spending({"budget": "eps=8,observer=server", "calibrate": True}, 0.5)
+    {'budget': 'eps=0.5,observer=server', 'calibrate': True}
+    >>> spending({"budget": "eps=8", "calibrate": True, "stages": ["clip:norm=1", "gaussian"]}, math.inf)
+    {'stages': ['clip:norm=1', 'gaussian:z=0.0']}
+    """
+    if "budget" not in run or not run.get("calibrate"):
+        raise HomebodyError("To vary run.epsilon, give run a budget, and calibrate = true.")
+    if math.isfinite(epsilon):
+        return {**run, "budget": re.sub(r"\beps=[^,]*", f"eps={epsilon:g}", run["budget"])}
+    if "stages" not in run:
+        raise HomebodyError("To vary run.epsilon up to inf, give run its stages: they are run without their noise.")
+    others = {name: value for name, value in run.items() if name not in ("budget", "calibrate")}
+    return {**others, "stages": with_noise(run["stages"], 0.0)}
 
 
 def published(study: Study, row: Row, data: str, point: int = 0) -> dict[str, float]:
@@ -259,6 +292,8 @@ def _check_row(study: Study, row: Row, where: str, load: bool) -> None:
     for part in ("published", "published_sd"):
         for data, figures in getattr(row, part).items():
             _check_figures(study, f"{part}.{data}", figures, where)
+    if row.seeds is not None and row.seeds < 1:
+        raise HomebodyError(f"{where}: seeds must be at least 1, not {row.seeds}.")
     if row.values and (study.kind not in SWEPT or len(row.values) != len(study.values)):
         raise HomebodyError(f"{where}: values are for a sweep, and as many as it has ({len(study.values)}).")
     if row.fixed and (study.kind not in SWEPT or not study.vary or row.values):
