@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from homebody.report.markdown import PICTURE, reproduction_markdown
-from homebody.report.reproduction import picture
+from homebody.report.markdown import CURVES, PICTURE, reproduction_markdown
+from homebody.report.reproduction import curves, picture
 
 PAPERS = sorted((Path(__file__).parents[2] / "experiments").glob("*/results.json"))
 
@@ -17,7 +17,9 @@ PAPERS = sorted((Path(__file__).parents[2] / "experiments").glob("*/results.json
 def test_the_page_is_made_from_the_kept_figures(kept: Path) -> None:
     result = json.loads(kept.read_text(encoding="utf-8"))
     assert (kept.parent / "RESULTS.md").read_text(encoding="utf-8") == reproduction_markdown(result)
-    assert (kept.parent / PICTURE).read_text(encoding="utf-8") == picture(result)
+    for name, drawing in ((PICTURE, picture(result)), (CURVES, curves(result))):
+        kept_drawing = kept.parent / name
+        assert (kept_drawing.read_text(encoding="utf-8") if kept_drawing.exists() else None) == drawing
     for line in (kept.parent / "RESULTS.md").read_text(encoding="utf-8").splitlines():
         assert not (line.startswith("| ") and " / 0." in line), "one figure a cell"
 

@@ -15,6 +15,7 @@ from homebody.errors import HomebodyError
 from homebody.methods import METHODS, trust
 from homebody.studies import papers
 from homebody.studies.papers import find_paper, list_papers, read_paper
+from homebody.studies.plan import plan
 from homebody.studies.study import COMPUTED, deviations, published
 
 Write = Callable[..., Path]
@@ -137,6 +138,13 @@ BAD = {
     "a sweep of an unknown field": ("fields.factors", "fields.width", "There is no field of fedmf 'width'"),
     "a sweep without values": ("values = [2, 4]", "values = []", "values must name at least one"),
     "a sweep's figures": ("[[0.1], [0.2]]", "[[0.1]]", "must have 2 lists, one for each value"),
+    "a sweep of an ε without a budget": ("fields.factors", "run.epsilon", "To vary run.epsilon, give run a budget"),
+    "a sweep of an ε of 0": (
+        'vary = "fields.factors"\nvalues = [2, 4]',
+        'vary = "run.epsilon"\nvalues = [0, 4]',
+        "the values of run.epsilon must be numbers above 0, or inf",
+    ),
+    "a row's seeds": ('method = "popularity"', 'method = "popularity"\nseeds = 0', "seeds must be at least 1, not 0"),
     "TOML": ('title = "A tiny paper"', "title = ", "not valid TOML"),
     "a newer format": ('title = "A tiny paper"', 'schema = 9\ntitle = "A"', "newer Homebody"),
 }
@@ -291,6 +299,50 @@ class TestPFedRec:
         assert names == ["20-30/hr@10", "20-30/hr@10", "5-20/hr@10"]
         assert full.metric_on("ml-100k", "hr@10") == "hr@10"
         assert ten.recipe(inactive, "lastfm-2k", "strict", 0).slices == ["5-20"]
+
+
+class TestNearby:
+    """What the recipe of the private corner asks for."""
+
+    def test_a_curve_passes_through_the_runs_of_table_1(self) -> None:
+        paper = read_paper(ROOT / "experiments" / "nearby")
+        table, curve = paper.tables[0], paper.figures[0]
+        known = {row.name: row for row in table.rows}
+        for row in curve.rows:
+            value = None if row.fixed else curve.values[curve.labels.index("8")]
+            assert curve.recipe(row, "ml-1m", "strict", 0, value) == table.recipe(known[row.name], "ml-1m", "strict", 0)
+
+    def test_every_private_row_spends_the_same_against_the_server(self) -> None:
+        paper = read_paper(ROOT / "experiments" / "nearby")
+        own = {
+            "control: features, nothing sent",
+            "fmf-ldp, behind the proxy",
+            "popularity",
+            "ials",
+            "fedials",
+            "pfedrec",
+        }
+        for row in paper.tables[0].rows:
+            recipe = paper.tables[0].recipe(row, "ml-1m", "strict", 0)
+            assert recipe.held_out == "latest-random"
+            assert (recipe.budget, recipe.calibrate) == (
+                (None, False) if row.name in own else ("eps=8,delta=1e-6,observer=server", True)
+            )
+
+    def test_without_a_budget_there_is_no_noise(self) -> None:
+        curve = read_paper(ROOT / "experiments" / "nearby").figures[0]
+        recipes = [curve.recipe(curve.rows[0], "ml-1m", "strict", 0, value) for value in curve.values]
+        assert [recipe.budget for recipe in recipes] == [
+            *(f"eps={epsilon},delta=1e-6,observer=server" for epsilon in (1, 2, 4, 8)),
+            None,
+        ]
+        assert [recipe.calibrate for recipe in recipes] == [True, True, True, True, False]
+        assert recipes[-1].build().uplink.facts.noise_on_sum
+        assert recipes[-1].build().uplink.deviation(10, 10) == 0
+
+    def test_it_can_be_run_in_a_night(self) -> None:
+        recipes = plan(read_paper(ROOT / "experiments" / "nearby"), data=["ml-1m"]).recipes
+        assert len(recipes) <= 150
 
 
 class TestTablesOfTables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,6 +96,85 @@ def test_a_whole_paper(tmp_path: Path, write_paper: Write, counted: list[str]) -
         text = (folder / name).read_text(encoding="utf-8")
         assert str(tmp_path) not in text, f"{name} tells a path of this machine"
     assert not list(folder.glob(".*"))
+
+
+SPENT = f"""
+title = "What a budget costs"
+citation = "Nobody, Nowhere 2020"
+
+[[table]]
+id = "1"
+title = "At one ε"
+metrics = ["hr@10"]
+also = ["epsilon"]
+data = ["{DATA}"]
+protocols = ["strict"]
+seeds = 2
+
+[[table.row]]
+name = "private"
+method = "nearby"
+fields = {{ rank = 4 }}
+[table.row.run]
+budget = "eps=8,observer=server"
+calibrate = true
+stages = ["clip:norm=1", "secure-sum:helper=true", "gaussian:relation=add-remove"]
+
+[[table.row]]
+name = "popularity"
+method = "popularity"
+rounds = 1
+seeds = 1
+
+[[figure]]
+id = "1"
+kind = "sweep"
+title = "By ε"
+table = "1"
+also = ["epsilon"]
+vary = "run.epsilon"
+values = [2, 8, inf]
+labels = ["2", "8", "∞"]
+axis = "ε"
+lines = true
+[[figure.row]]
+name = "private"
+[[figure.row]]
+name = "popularity"
+fixed = true
+"""
+
+
+def test_a_curve_over_a_budgets_epsilon(tmp_path: Path, write_paper: Write, counted: list[str]) -> None:
+    folder = write_paper(tmp_path, SPENT)
+    planned = plan(read_paper(folder))
+    result = reproduce.reproduce(planned, tmp_path / "runs")
+    # Three ε with two seeds, of which one is the table's; and popularity with a seed of its own.
+    assert len(counted) == len(planned.recipes) == 3 * 2 + 1
+    private, popularity = part(result, "Figure 1")["rows"]
+    spent = [point["obtained"]["strict"]["metrics"]["epsilon"]["mean"] for point in private["points"]]
+    assert [float(epsilon) for epsilon in spent] == [pytest.approx(2, rel=2e-3), pytest.approx(8, rel=2e-3), math.inf]
+    assert [point["value"] for point in private["points"]] == ["2", "8", "∞"]
+    assert [point["obtained"]["strict"]["n"] for point in popularity["points"]] == [1, 1, 1]
+    page = (tmp_path / "runs" / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
+    assert "1. 1 seed." in page
+    assert "(1 of 2)" not in page
+    reproduce.publish(result, folder)
+    drawn = (folder / "curves.svg").read_text(encoding="utf-8")
+    assert drawn.count('<polyline class="curve curve0"') == drawn.count('<polyline class="flat flat0"') == 1
+    assert "](curves.svg)" in page
+
+
+def test_seeds_that_are_asked_for_are_those_of_all_rows(tmp_path: Path, write_paper: Write) -> None:
+    planned = plan(read_paper(write_paper(tmp_path, SPENT)), table="1", seeds=3)
+    assert [recipe.seed for recipe in planned.recipes if recipe.method == "popularity"] == [0, 1, 2]
+
+
+def test_a_synthetic_population_that_is_optional_is_run_if_it_is_named(tmp_path: Path, write_paper: Write) -> None:
+    text = SPENT.replace("seeds = 2\n", f'seeds = 2\noptional = ["{DATA}"]\n')
+    paper = read_paper(write_paper(tmp_path, text))
+    assert not plan(paper).recipes
+    assert plan(paper, data=[DATA]).recipes
 
 
 COLD = f"""

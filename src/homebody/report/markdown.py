@@ -99,7 +99,8 @@ def folded(summary: str, lines: Iterable[str]) -> list[str]:
 
 
 def _meanings(result: Mapping[str, Any]) -> Iterator[str]:
-    yield "- *published*: the figure in the paper."
+    if reproduction.has_published(result):
+        yield "- *published*: the figure in the paper."
     for protocol, meaning in reproduction.meanings(result).items():
         yield f"- *{reproduction.under(protocol)}*: {plain(meaning)}."
     if any(reproduction.has_differences(study) for study in result["studies"]):

@@ -28,6 +28,7 @@ __all__ = [
     "diverged_as_known",
     "explanation",
     "has_differences",
+    "has_published",
     "meanings",
     "metric_table",
     "panel_table",
@@ -269,6 +270,12 @@ def _meanings_of(part: Part) -> dict[str, dict[str, list[str]]]:
     """What each protocol means in a part, and for which rows; no rows: for all."""
     alike: dict[str, dict[str, list[str]]] = {protocol: {text: []} for protocol, text in part["meanings"].items()}
     return {**alike, **part.get("meanings_of_rows", {})}
+
+
+def has_published(result: Mapping[str, Any]) -> bool:
+    """Whether a paper prints any of its figures."""
+    lines = [line for study in result["studies"] for part in study["data"].values() for line in part["rows"]]
+    return any(group.get("published") for line in lines for group in _groups(line))
 
 
 def has_differences(study: Study) -> bool:

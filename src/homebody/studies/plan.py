@@ -75,7 +75,7 @@ def plan(
     studies = []
     for study in chosen:
         optional = () if data else study.optional
-        absent = {name for name in optional if find(name, data_dir=data_dir, quick=True) is None}
+        absent = {name for name in optional if not _at_hand(name, data_dir)}
         wanted = [name for name in study.data if (not data or name in data) and name not in absent]
         if wanted and (not protocols or set(protocols) & set(study.protocols)):
             studies.append((_with_seeds(study, seeds), wanted))
@@ -89,6 +89,11 @@ def plan(
     looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
     others = every.recipes[len(recipes) :]
     return Plan(paper, studies, recipes, others, cells, command, rounds, asked, looked, data_dir, table or figure)
+
+
+def _at_hand(name: str, data_dir: str | None) -> bool:
+    """Whether a data set is on this machine; a synthetic one is made anew each time."""
+    return name.partition(":")[0] != "synthetic" and find(name, data_dir=data_dir, quick=True) is not None
 
 
 def _with_seeds(study: Study, seeds: int | None) -> Study:
