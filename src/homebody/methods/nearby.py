@@ -81,7 +81,7 @@ class _ByRecentItems(Stateless):
         return {
             "popularity": torch.zeros(n),
             "place": torch.full((n,), -1),
-            "item": torch.zeros(n, min(self.rank, n) + 1),
+            "item": torch.zeros(n, self.rank + 1),
         }
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
