@@ -46,7 +46,6 @@ from homebody.core import (
     Update,
     Work,
     param,
-    plain_work,
 )
 from homebody.models import pairs
 from homebody.privacy import Channel, Clip, Gaussian, SecureSum
@@ -85,7 +84,9 @@ class _ByRecentItems(Stateless):
         }
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
-        return plain_work(catalogue.n_items * (self.rank + 3), catalogue, longest)
+        numbers = catalogue.n_items * (self.rank + 4)
+        held, operations = 3 * numbers + longest * (2 * self.rank + 40), 8 * numbers + longest * (4 * self.rank + 400)
+        return Work.of(held, operations, calls=300, sent=max(catalogue.n_items, 2 * longest))
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         return {"items": data.items, "valid": data.valid}
@@ -205,8 +206,8 @@ class Nearby(_ByRecentItems):
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         each = min(longest, self.window) * longest
-        sent = pairs.entries(min(self.items, catalogue.n_items), self.buckets)
-        return super().work(catalogue, longest) + Work.of(12 * each, 60 * each, calls=200, sent=sent)
+        sent = max(pairs.entries(min(self.items, catalogue.n_items), self.buckets), 2 * each)
+        return super().work(catalogue, longest) + Work.of(40 * each, 1_000 * each, calls=200, sent=sent)
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         items, valid, place = batch["items"], batch["valid"], shared["place"]

@@ -21,13 +21,25 @@ from typing import Self, get_args
 
 import torch
 
-from homebody.core import Cohort, Total, Tree, Update
+from homebody.core import Cohort, Total, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, Relation, Sampling, SkellamRelease
 from homebody.privacy.mechanisms import EVERYONE
 from homebody.privacy.ring import COARSEST, entries_of, fitting, longest, rounded
 from homebody.privacy.skellam import UNIT, skellam
-from homebody.privacy.stages import Facts, NoiseStage, Stage, check_known, check_number, dense, placed, real, sampling
+from homebody.privacy.stages import (
+    Facts,
+    NoiseStage,
+    Stage,
+    check_known,
+    check_number,
+    dense,
+    passed,
+    placed,
+    real,
+    sampling,
+    touched,
+)
 from homebody.rng import Rng
 
 __all__ = ["SecureSum", "Skellam"]
@@ -282,6 +294,10 @@ class SecureSum(Stage):
 
     def deviation(self, entries: int, clients: int) -> float:
         return 0.0
+
+    def work(self, given: Work) -> Work:
+        """With a helper there is one mask; without, one for each of up to 127 neighbours."""
+        return (touched if self.helper else passed)(given)
 
     def device(self, update: Update, rng: Rng) -> Update:
         whole = {name: dense(value) for name, value in update.items()}

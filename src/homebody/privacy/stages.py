@@ -306,6 +306,9 @@ class Clip(Stage):
         known = min(self.whole, facts.norms.get(self.order, math.inf))
         return self, replace(facts, norms={**facts.norms, self.order: known}, clips=(*facts.clips, self))
 
+    def work(self, given: Work) -> Work:
+        return touched(given)
+
     def device(self, update: Update, rng: Rng) -> Update:
         values = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in update.items()}
         powers = {name: ops.power(values_of(value), self.order) for name, value in values.items()}
@@ -343,7 +346,7 @@ class NoiseStage(Stage):
     """A stage that adds noise in every coordinate: a device works on whole tables, in whole numbers of 64 bits."""
 
     def work(self, given: Work) -> Work:
-        return passed(given) + Work(bytes=given.bytes)
+        return (touched if self.on_sum else passed)(given) + Work(bytes=given.bytes)
 
 
 @dataclass(frozen=True)
@@ -586,6 +589,12 @@ def passed(given: Work) -> Work:
     """A device's work if every entry of the update is noised, or changed in another way."""
     entries = given.bytes // 4
     return given + Work(memory=64 * entries, operations=2_000 * entries + 50 * CALL)
+
+
+def touched(given: Work) -> Work:
+    """A device's work if every entry of the update is scaled, rounded or added up, and no noise is drawn."""
+    entries = given.bytes // 4
+    return given + Work(memory=32 * entries, operations=300 * entries + 50 * CALL)
 
 
 def sampling(cohort: Cohort) -> Sampling:

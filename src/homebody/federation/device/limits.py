@@ -47,7 +47,7 @@ def estimate(method: Method, catalogue: Catalogue, longest: int, people: int, *,
     return Work(
         memory=work.memory + ITEM_BYTES * n_items + 400 * longest * people,
         operations=people * (work.operations + ITEM_OPERATIONS * longest) + ITEM_OPERATIONS * n_items + 100 * CALL,
-        bytes=people * work.bytes,
+        bytes=work.bytes * (1 if method.uplink.facts.secret else people),  # in a secure sum they send one vector
     )
 
 
