@@ -11,11 +11,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from tests.processes import wait_until
 from tests.warm import Nest
+
+if TYPE_CHECKING:
+    from tests.federation.helped import Helper
 
 
 class Ground:
@@ -347,3 +350,39 @@ def people() -> Callable[..., Any]:
         return Population("town", indptr, np.concatenate(own).astype(np.int32), items, times.astype(np.int64))
 
     return make
+
+
+@pytest.fixture
+def helper(tmp_path: Path) -> Iterator[Helper]:
+    """A proxy in this process that opens secure sums."""
+    from tests.federation.helped import Helper
+
+    made = Helper(tmp_path / "helper")
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def village(
+    town: Callable[..., Town], people: Callable[..., Any], helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Makes towns whose devices have the helper for a proxy; of some devices the helper does not know."""
+    from tests.federation.helped import URL
+
+    from homebody.federation.server.runtime import Flower
+
+    monkeypatch.setattr("homebody.federation.server.helper._FIRST_PAUSE", 0.01)
+
+    def village(
+        plan: Any, unknown: Sequence[int] = (), population: Any = None, sizes: Sequence[int] = (2, 2, 2, 1), **more: Any
+    ) -> Any:
+        one: Any = town(people() if population is None else population, sizes, plan, helper=URL, **more)
+        one.reporters = [helper.reporter(number not in unknown) for number in range(len(one.homes))]
+        for number, home in enumerate(one.homes):
+            one.mail.devices[f"mark{number}"] = one.device(home, one.reporters[number])
+        one.runtime = lambda keep=None: Flower(
+            one.mail, one.records, one.plan, keep=keep, helper=helper.asks(), log=one.log
+        )
+        return one
+
+    return village

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
-from tests.federation.proxy.conftest import Client
+from tests.federation.helped import URL, Helper
 from tests.federation.test_secure_sum import HOMES, Killed, in_letters
 
 from homebody.data.partitions import everything
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.reporter import Reporter
 from homebody.federation.device.sums import Sums
-from homebody.federation.envelopes import epoch_keys, signing_keys
-from homebody.federation.proxy.admin import make
-from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore, Sender
+from homebody.federation.envelopes import epoch_keys
 from homebody.federation.secure_sum.together import add_up_with_helper
 from homebody.federation.server import helper as helper_module
 from homebody.federation.server.helper import HelperClient
 from homebody.federation.server.plan import ServerPlan
-from homebody.federation.server.runtime import Flower
 from homebody.federation.task import SumTask, Task
 from homebody.privacy import HelpedRelease
 from homebody.privacy.accountant import epsilon
@@ -38,7 +30,6 @@ from homebody.simulation import Simulator
 from homebody.training import fit
 
 METHODS = {"fedmf": {"factors": 4}, "pfedrec": {"factors": 4}, "fedials": {"factors": 4}}
-URL = "http://127.0.0.1:9445"
 PLAN = Recipe(
     "fedmf",
     "devices",
@@ -49,97 +40,6 @@ PLAN = Recipe(
     evaluate_every=0,
 )
 NOISY = replace(PLAN, stages=["clip:norm=1", "secure-sum:helper=true", "gaussian:z=2"], rounds=2)
-
-
-class InProcess:
-    """What a `httpx.Client` does, with a proxy in this process."""
-
-    def __init__(self, helper: Helper) -> None:
-        self._helper = helper
-
-    @contextmanager
-    def stream(self, method: str, path: str, content: bytes | None = None, **_: Any) -> Iterator[Any]:
-        if self._helper.away:
-            raise httpx.ConnectError("away")
-        response = self._helper.client.ask(method, path, content or b"")
-        self._helper.asked.append((path, content or b""))
-        yield Streamed(response)
-
-    def close(self) -> None: ...
-
-
-class Streamed:
-    def __init__(self, response: Any) -> None:
-        self.status_code, self.headers, self._content = response.status_code, response.headers, response.content
-
-    def iter_raw(self) -> Iterator[bytes]:
-        yield self._content
-
-
-class Helper:
-    """A proxy, and whoever asks it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.settings = folder, ProxySettings(next="", tls=False)
-        make(folder, self.settings)
-        self.server = signing_keys()
-        self.away, self.asked = False, list[tuple[str, bytes]]()
-        store = ProxyStore(folder, self.settings)
-        with store.transaction():
-            store.sums.allow(store.mark(self.server[0]))
-        store.close()
-        self.client = Client(folder, self.settings)
-
-    def restart(self) -> None:
-        self.client.close()
-        self.client = Client(self.folder, self.settings)
-
-    def asks(self, known: bool = True) -> HelperClient:
-        client = HelperClient(URL, ca=None, secret=(self.server if known else signing_keys())[1])
-        client._http.close()
-        client._http = InProcess(self)  # type: ignore[assignment]
-        return client
-
-    def reporter(self, known: bool = True) -> Reporter:
-        public, secret = signing_keys()
-        if known:
-            store = ProxyStore(self.folder, self.settings)
-            with store.transaction():
-                store.allow(public, Sender(False, 1))
-            store.close()
-            self.restart()
-        reporter = Reporter(URL, ca=None, secret=secret)
-        reporter._http.close()
-        reporter._http = InProcess(self)  # type: ignore[assignment]
-        return reporter
-
-
-@pytest.fixture
-def helper(tmp_path: Path) -> Iterator[Helper]:
-    helper = Helper(tmp_path / "helper")
-    yield helper
-    helper.client.close()
-
-
-@pytest.fixture
-def village(
-    town: Callable[..., Any], people: Callable[..., Any], helper: Helper, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
-    """A town whose devices have the helper for a proxy."""
-    monkeypatch.setattr(helper_module, "_FIRST_PAUSE", 0.01)
-
-    def village(plan: Recipe, unknown: tuple[int, ...] = (), **more: Any) -> Any:
-        one = town(people(), HOMES, plan, helper=URL, **more)
-        reporters = [helper.reporter(number not in unknown) for number in range(len(one.homes))]
-        for number, home in enumerate(one.homes):
-            one.mail.devices[f"mark{number}"] = one.device(home, reporters[number])
-        one.reporters = reporters
-        one.runtime = lambda keep=None: Flower(
-            one.mail, one.records, one.plan, keep=keep, helper=helper.asks(), log=one.log
-        )
-        return one
-
-    return village
 
 
 def train_letters(one: Any) -> list[tuple[str, bytes]]:

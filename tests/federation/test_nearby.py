@@ -1,4 +1,4 @@
-"""`nearby` on devices: both of its phases through a secure sum that a helper opens, in one process and over real ones."""
+"""`nearby` on devices: both of its phases through a secure sum that a helper opens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.federation.test_helped_sum import helper, village  # noqa: F401
 
 from homebody.recipe import Recipe
 
