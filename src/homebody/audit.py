@@ -164,7 +164,7 @@ def canary(
         "canaries": coins // trials,
         "trials": trials,
         "confidence": confidence,
-        "rounds": rounds,
+        "rounds": sum(phase.rounds or rounds for phase in target.method.phases),
     }
     details |= {"observers": [finding.as_dict() for finding in findings]}
     rows = [

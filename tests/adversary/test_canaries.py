@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from homebody.adversary import bounds
 from homebody.adversary import canaries as module
 from homebody.adversary.canaries import Finding, _evidence, _Nest, _Watched, plant
 from homebody.core import Cohort, Tree
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
+from homebody.methods.nearby import Nearby, NearbyPopularity
 from homebody.privacy import (
     Channel,
     Charge,
@@ -233,6 +235,30 @@ class TestNest:
         assert {name: one.as_dict() for name, one in whole.items()} == {
             name: one.as_dict() for name, one in parts.items()
         }
+
+    @pytest.mark.parametrize(
+        "noise", [[SecureSum(helper=True), Gaussian(z=0.7, relation="add-remove")], [Skellam(z=0.7), SecureSum()]]
+    )
+    def test_rows_of_a_sum_are_as_good_as_messages_that_are_laid_out(
+        self, simulator: Simulator, noise: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        method = NearbyPopularity(uplink=Channel(Clip(1.0), *noise), rank=4)
+        rows = plant(method, simulator, rounds=1, canaries=100, trials=3)
+        monkeypatch.setattr(_Nest, "sparse", property(lambda nest: False))
+        whole = plant(method, simulator, rounds=1, canaries=100, trials=3)
+        for one, other in zip(rows, whole, strict=True):
+            assert one.certified == other.certified
+            if one.lower is not None and other.lower is not None:
+                assert lower(one) == pytest.approx(lower(other), abs=0.3 if noise[0].noise_field else 0.02)
+                assert lower(one) > 1
+
+    def test_of_two_sums_the_noisier_one_weighs_less(self, simulator: Simulator) -> None:
+        """A tenth of the budget is the first one's. μ of their plain sum would be 0.92; of this one it is 1.53."""
+        server, clients, _ = plant(Nearby(rank=4), simulator, rounds=1, canaries=120, trials=10)
+        assert server.gaussian is not None
+        assert clients.gaussian is not None
+        assert server.certified > server.gaussian.epsilon > 5.5 > bounds._of_gaussian(1.1, DELTA)
+        assert clients.gaussian.epsilon == server.gaussian.epsilon
 
     def test_tails_is_what_the_relation_compares_with(self, simulator: Simulator, shipped: None) -> None:
         for uplink in (Channel(), Channel(Clip(1.0), Gaussian(z=1)), Channel(OneBit(1.0))):

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+import torch
 from scipy import stats
 from tests.attacks.conftest import Campaign
 
@@ -30,6 +31,7 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.fmf_ldp import FMFLDP
+from homebody.methods.nearby import Nearby
 from homebody.methods.nn_self import FOFLSelf, NNSelf
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Charge, Clip, Gaussian, Laplace, OneBit, RandomisedResponse, SecureSum, Shuffle
@@ -223,6 +225,83 @@ def test_devices_that_hide_less_than_they_say_are_found(simulator: Simulator, me
     assert "server" in contradicted(
         audited(method, simulator, rounds=method.about.rounds if method.uplink.reads else 4)
     )
+
+
+class NotTheSketch(Clip):
+    """Leaves it to the method to bring a person's pairs to length 1, before they are sketched."""
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        return update if "pairs" in update else super().device(update, rng)
+
+
+class AllButDiagonal(Clip):
+    def device(self, update: Update, rng: Rng) -> Update:
+        rest = super().device({name: value for name, value in update.items() if name != "diagonal"}, rng)
+        return {**rest, **{name: value for name, value in update.items() if name == "diagonal"}}
+
+
+@dataclass(frozen=True)
+class Unfitted(Nearby):
+    """Makes nothing of what it is sent: no fit has to be ready for sums that nobody bounded."""
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        return shared, state
+
+
+@dataclass(frozen=True)
+class WithDiagonal(Unfitted):
+    """Sends how often each item is in a pair as well, beside the pairs."""
+
+    def client(self, shared: Tree, local: Tree, batch: Any) -> tuple[Update, Tree]:
+        update, local = super().client(shared, local, batch)
+        index = torch.where(batch["valid"], batch["items"], -1)
+        return {**update, "diagonal": Rows(index, batch["valid"].float(), len(shared["place"]))}, local
+
+
+def nearby(
+    clip: Clip | None = None, noise: type[Gaussian] = Gaussian, epsilon: float = 8, kind: Any = Nearby
+) -> Method:
+    """At this ε, as its own channel has it."""
+    z = {8: 0.65324, 4: 1.1941, 1: 4.2268}[int(epsilon)]
+    channel = Channel(clip or Clip(1.0), SecureSum(helper=True), noise(z, "add-remove"))
+    method: Method = kind(uplink=channel, rank=4, buckets=2000)
+    return method
+
+
+@pytest.mark.parametrize("epsilon", [8, 4, 1])
+def test_nearby_keeps_its_epsilon(simulator: Simulator, epsilon: float) -> None:
+    """Both of its sums are on one ledger. What is measured comes near to what is certified."""
+    found = audited(nearby(epsilon=epsilon), simulator, confidence=0.999, trials=4)
+    assert not contradicted(found)
+    for observer in ("server", "clients"):
+        one = found[observer]
+        assert one.certified == pytest.approx(epsilon, rel=1e-3)
+        assert one.relation == "add-remove"
+        assert one.gaussian is not None
+        assert one.gaussian.epsilon <= one.certified
+    assert epsilon < 8 or found["server"].gaussian.epsilon > 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "method",
+    [
+        nearby(noise=HalfNoise),
+        nearby(noise=HalfNoise, epsilon=4),
+        nearby(NotTheSketch(1.0), kind=Unfitted),
+        nearby(AllButDiagonal(1.0), kind=WithDiagonal),
+    ],
+    ids=["half the noise", "half the noise at ε = 4", "a sketch that is not clipped", "a diagonal outside the clip"],
+)
+def test_mistakes_in_nearby_are_found(simulator: Simulator, method: Method, seed: int) -> None:
+    """With half the noise μ is 3.06 where 1.53 is certified, or 1.67 where 0.84 is; 480 coins tell it to ±0.15."""
+    found = audited(method, simulator, confidence=0.999, trials=4, seed=seed)
+    assert contradicted(found) == ["server", "clients"]
+    assert all(found[observer].gaussian.epsilon > 1.3 * found[observer].certified for observer in ("server", "clients"))  # type: ignore[union-attr]
+
+
+def test_a_diagonal_inside_the_clip_is_right(simulator: Simulator) -> None:
+    assert not contradicted(audited(nearby(kind=WithDiagonal), simulator, confidence=0.999, trials=4))
 
 
 RIGHT: dict[str, Callable[[], Method]] = {

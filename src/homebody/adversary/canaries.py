@@ -38,15 +38,16 @@ from torch.func import vmap
 from homebody.adversary import bounds
 from homebody.adversary.impressions import report_stage
 from homebody.adversary.report_canaries import WatchedReports, WithCanaries
-from homebody.core import Cohort, Collected, Method, Total, Tree, Update, releases
+from homebody.core import Cohort, Collected, Method, Rows, Total, Tree, Update, releases
 from homebody.errors import HomebodyError
-from homebody.privacy import OBSERVERS, Channel, GaussianRelease, Ledger, NonPrivate, Relation
+from homebody.privacy import OBSERVERS, Channel, GaussianRelease, HelpedRelease, Ledger, NonPrivate, Relation
 from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.stages import summable
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.simulation.simulator import add_messages
 from homebody.training import choose, fit
 
 __all__ = ["Finding", "Visible", "draw_releases", "plant"]
@@ -57,6 +58,8 @@ ENTRIES_AT_ONCE = 1 << 23
 """The most entries of canaries' messages that are processed together."""
 MOST_ENTRIES = 1 << 28
 """The most entries of all canaries' directions."""
+FAR_OVER = 1000.0
+"""A canary is so many times as long as the clip allows before it is clipped."""
 MEASURED = 25
 """Without a clip, a canary is as long as the median of so many real messages."""
 DELTAS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
@@ -189,8 +192,8 @@ def plant(
             observer, certified[observer], None, relation=relation, in_sight=observer == "server" and hidden
         )
         if observer in claims:
-            gaussian = bool(charged) and all(isinstance(event, GaussianRelease) for event in charged) and not hidden
-            normal = sums if observer == "clients" and gaussian else None
+            gaussian = bool(charged) and all(isinstance(event, GaussianRelease | HelpedRelease) for event in charged)
+            normal = sums if observer != "public" and gaussian and not hidden else None
             sure = 1 - error / (2 if normal is None else 3)
             finding = replace(
                 finding,
@@ -219,7 +222,7 @@ class _Nest:
     values: Tensor
     """(canaries, n) by how much it moves them, before the channel."""
     clipped: Tensor
-    """The same after the clip: the signal that the attacker looks for."""
+    """The same after the clip, as far as the grid reaches: the signal that the attacker looks for."""
     coins: Tensor
     tails: int
     """The factor of the update if the coin is tails: −1 or 0."""
@@ -238,11 +241,14 @@ class _Nest:
         signs = 2.0 * (rng.fold("signs").bits(count, each) & 1) - 1.0
         places = None
         if not _reports(channel):
-            order = np.random.default_rng(int(rng.fold("places").key) % 2**64).permutation(size)
-            places = torch.from_numpy(order[: count * each].reshape(count, each))
+            draw = np.random.default_rng(int(rng.fold("places").key) % 2**64)
+            # Every canary moves entries of every tensor that has enough of them.
+            order = np.argsort(np.concatenate([draw.permutation(n) / n for n in map(math.prod, shapes)]), kind="stable")
+            places = torch.from_numpy(order[: count * each].reshape(count, each)).sort(1).values
         # Far over any bound, so that the clip, of the whole or of each tensor, brings it to exactly that.
-        clipped = bool(channel.facts.clips)
-        scale = 1e6 if clipped else 1.0 if _reports(channel) else length * each**-0.5
+        clipped, bounds = bool(channel.facts.clips), channel.facts.norms.values()
+        long = FAR_OVER * max(bounds, default=1.0) if clipped else length
+        scale = 1.0 if _reports(channel) else long * each**-0.5
         everyone = choose(simulator.available(), None, rng, simulator.catalogue.n_items)
         events = [charge.event for charge in releases(method, everyone)]
         relations = {event.relation for event in events if not isinstance(event, NonPrivate)}
@@ -258,6 +264,13 @@ class _Nest:
     @property
     def size(self) -> int:
         return sum(shape.numel() for shape in self.shapes)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether messages are of the entries alone that canaries move: only their sum is read, and each row of a table
+        is one number. They take no more room then than the update of one canary that is laid out."""
+        flat = all(len(shape) == 1 for shape in self.shapes)
+        return self.places is not None and flat and self.channel.facts.secret and not self.channel.sums_dense
 
     @property
     def random(self) -> bool:
@@ -276,6 +289,17 @@ class _Nest:
         """The inverse of `tree`."""
         start = 1 if batched else 0
         return torch.cat([tree[name].cpu().flatten(start) for name in self.names], dim=-1)
+
+    def updates(self, which: Tensor, factor: Tensor | float = 1.0) -> Update:
+        """These canaries' updates before the channel, stacked and each multiplied by its factor."""
+        if self.places is None or not self.sparse:
+            return self.tree(factor * self.laid_out(which))
+        value, start, out = factor * self.values[which], 0, {}
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            index = self.places[which] - start
+            out[name] = Rows(torch.where((index >= 0) & (index < shape[0]), index, -1), value.clone(), shape[0])
+            start += shape[0]
+        return out
 
     def laid_out(self, which: Tensor) -> Tensor:
         """(len(which), entries) these canaries' updates, as if all coins were heads."""
@@ -317,20 +341,40 @@ class _Nest:
                     out.append(laid_out - there * ((laid_out @ there) / (there @ there).clamp(min=1e-30)))
         return out
 
+    def precision(self, channel: Channel, clients: int) -> Tensor | float:
+        """What each canary's share of a round's sum weighs beside its share of others: by the noise that is stated."""
+        noise = channel.deviation(self.size, clients)
+        return (self.clipped * self.clipped).sum(1) / noise**2 if noise > 0 else 1.0
+
     def chunks(self, which: Tensor) -> list[Tensor]:
-        size = max(1, ENTRIES_AT_ONCE // self.size)
+        size = max(1, ENTRIES_AT_ONCE // (self.values.shape[1] if self.sparse else self.size))
         return [which[start : start + size] for start in range(0, len(which), size)]
 
     def _clipped(self) -> Tensor:
         """The values after every clip of the channel."""
-        clipped = []
+        clipped, grid = [], self.channel.facts.grid
         for some in self.chunks(torch.arange(len(self.values))):
-            update = self.tree(self.laid_out(some))
+            update = self.updates(some)
             for clip in self.channel.facts.clips:
                 update = vmap(lambda message, clip=clip: clip.device(message, Rng.of(0)))(update)
+            if self.places is not None and self.sparse:
+                clipped.append(self._read(update, self.places[some]))
+                continue
             flat = self.flat(update, batched=True)
             clipped.append(flat if self.places is None else flat.gather(1, self.places[some]))
-        return torch.cat(clipped)
+        values = torch.cat(clipped)
+        return grid.values(grid.whole(values)) if grid else values
+
+    def _read(self, rows: Update, places: Tensor) -> Tensor:
+        """(canaries, n) the numbers at these places of stacked `Rows` whose indices are all different."""
+        out, start = torch.zeros(places.shape), 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            index, order = torch.where(rows[name].index < 0, shape[0], rows[name].index).sort(1)
+            value, wanted = rows[name].value.gather(1, order), places - start
+            at = torch.searchsorted(index, wanted).clamp(max=index.shape[1] - 1)
+            out += torch.where((index.gather(1, at) == wanted) & (wanted < shape[0]), value.gather(1, at), 0.0)
+            start += shape[0]
+        return out
 
 
 class _Joined(Channel):
@@ -366,7 +410,9 @@ class _Watched(WithCanaries):
         self.before: Tree = {}
         self.evidence: dict[str, Tensor] = {name: torch.zeros(len(coins)) for name in ("server", "clients")}
         self.straight: Tensor | None = torch.zeros(len(coins))
-        """Each canary's share of every round's sum, added up; None: sampling or devices' noise makes it not normal."""
+        """The mean of each canary's shares of all rounds' sums; those with more noise weigh less. None: sampling or
+        devices' noise makes it not normal."""
+        self.weight: Tensor | float = 0.0
         self.phases = 0
         self._repeated: tuple[list[Update], Tensor] | None = None
         """The messages of all canaries and the server's reading of each, if these are the same in every round."""
@@ -405,12 +451,15 @@ class _Watched(WithCanaries):
             # The server has the sum, and knows who is in it. A helper adds the noise before the server gets it.
             helped = method.uplink.facts.helped
             seen = share if helped else nest.along(nest.flat(method.uplink.decoded(joined.joined)) - known)
-            self.evidence["server"][drawn] += seen[drawn]
+            self.evidence["server"][drawn] += _evidence(nest.told_by(seen[drawn]), 1.0, nest.tails)
         self.evidence["clients"] += _evidence(nest.told_by(share), rate, nest.tails)
         for flat in nest.beside(got.total.sum, known):
             self.evidence["clients"] += _evidence(nest.along(flat), rate, nest.tails)
         if self.straight is not None:
-            self.straight = self.straight + share if rate == 1 and not nest.random else None
+            weight = nest.precision(method.uplink, cohort.size)
+            self.weight = self.weight + weight
+            straight = self.straight + (share - self.straight) * weight / self.weight
+            self.straight = straight if rate == 1 and not nest.random else None
         return got
 
     def in_model(self, after: Tree) -> Tensor | None:
@@ -441,16 +490,19 @@ class _Watched(WithCanaries):
         total: Update = {}
         notes = []
         for some in nest.chunks(drawn):
-            update = nest.tree(nest.factor(some)[:, None] * nest.laid_out(some))
+            update = nest.updates(some, nest.factor(some)[:, None])
             keys = rng.fold(some).key
-            sent = vmap(lambda key, message: channel.device(message, Rng(key)))(keys, update)
-            read = vmap(channel.decoded)(sent)
-            notes.append(nest.along(nest.flat(read, batched=True), some))
+            half = channel.for_sum if nest.sparse else channel.device
+            sent = vmap(lambda key, message, half=half: half(message, Rng(key)))(keys, update)
+            if not channel.facts.hides_senders:
+                read = vmap(channel.decoded)(sent)
+                notes.append(nest.along(nest.flat(read, batched=True), some))
             if channel.reads:
                 stacks.append(sent)
-                continue
-            for name, value in vmap(_whole)(sent).items():
-                total[name] = total[name] + value.sum(0) if name in total else value.sum(0)
+            else:
+                add_messages(sent, total)
+        if nest.sparse and channel.ends_in_noise:
+            total = channel.noise_of_many(total, len(drawn), rng.fold("noise"))
         return stacks if channel.reads else [total], torch.cat(notes) if notes else torch.zeros(0)
 
 

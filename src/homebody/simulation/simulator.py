@@ -20,7 +20,7 @@ from homebody.privacy.stages import values_of
 from homebody.rng import Rng
 from homebody.simulation.clients import SAMPLES_AT_ONCE, Clients
 
-__all__ = ["Simulator", "bits_of"]
+__all__ = ["Simulator", "add_messages", "bits_of"]
 
 DENSE_BYTES = 64 << 20
 """Memory for the dense updates of clients that work at once, if their channel makes updates dense."""
@@ -89,7 +89,7 @@ class Simulator(Clients):
                 losses.append(state["loss"].sum())
             if vectors is not None:
                 vectors += _vectors(uplink, update, cohort.size, rounding)
-            sent = _add(update, {} if reads or vectors is not None else sums, whole=method.uplink.fills)
+            sent = add_messages(update, {} if reads or vectors is not None else sums, whole=method.uplink.fills)
             bytes_up += sent * (len(users) if added else 1)
             if reads:
                 method.uplink.read(update, sums)
@@ -167,7 +167,7 @@ def bits_of(value: Tensor | Rows, *, whole: bool = False) -> int:
     return len(numbers) * value.size * row if whole else int((value.index >= 0).sum()) * (32 + row)
 
 
-def _add(update: Tree, sums: Tree, *, whole: bool) -> int:
+def add_messages(update: Tree, sums: Tree, *, whole: bool = False) -> int:
     """Add a stacked update to the sums. Return how many bytes its clients send; whole: each sends whole tables."""
     bits = 0
     for name, value in update.items():
