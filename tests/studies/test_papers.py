@@ -314,14 +314,7 @@ class TestNearby:
 
     def test_every_private_row_spends_the_same_against_the_server(self) -> None:
         paper = read_paper(ROOT / "experiments" / "nearby")
-        own = {
-            "control: features, nothing sent",
-            "fmf-ldp, behind the proxy",
-            "popularity",
-            "ials",
-            "fedials",
-            "pfedrec",
-        }
+        own = {"features, nothing sent", "fmf-ldp, proxy", "popularity, collected", "ials", "fedials", "pfedrec"}
         for row in paper.tables[0].rows:
             recipe = paper.tables[0].recipe(row, "ml-1m", "strict", 0)
             assert recipe.held_out == "latest-random"
