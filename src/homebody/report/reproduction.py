@@ -592,7 +592,7 @@ def curves(result: Mapping[str, Any]) -> str | None:
         return None
     first = drawn[0]
     panels = [
-        LinePanel(f"{data}: {metric_name(metric)}", lines)
+        LinePanel(f"{metric_name(metric)}, {data}", lines)
         for study in drawn
         if study["labels"] == first["labels"]
         for data, part in study["data"].items()

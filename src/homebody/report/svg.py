@@ -51,7 +51,8 @@ text { fill: #e8ebf2; } .soft { fill: #a6afc1; } .ground { fill: #12151c; } .gri
 }"""
 
 LINE_STYLE = """
-.curve4 { stroke: #a16207; } .curve5 { stroke: #be185d; } .flat { stroke: #566074; stroke-width: 1.5; fill: none; }
+.curve0 { stroke-width: 3; } .curve4 { stroke: #a16207; } .curve5 { stroke: #be185d; }
+.flat { stroke: #566074; stroke-width: 1.5; fill: none; }
 .flat0 { stroke-dasharray: 8 4; } .flat1 { stroke-dasharray: 2 3; } .flat2 { stroke-dasharray: 10 3 2 3; }
 .flat3 { stroke-dasharray: 14 6; }
 @media (prefers-color-scheme: dark) {
@@ -213,7 +214,7 @@ def line_chart(title: str, axis: str, labels: Sequence[str], panels: Sequence[Li
     key, top = _line_key(styles)
     across = min(2, len(panels)) or 1
     wide = (WIDTH - GAP * (across + 1)) / across
-    tall = HEAD + PLOT + FOOT
+    tall = HEAD + PLOT + FOOT + 4
     parts = list(key)
     for place, panel in enumerate(panels):
         left, head = GAP + place % across * (wide + GAP), top + place // across * tall
@@ -239,8 +240,8 @@ def _line_key(styles: dict[str, str]) -> tuple[list[str], float]:
 def _lines(
     panel: LinePanel, left: float, top: float, wide: float, axis: str, labels: Sequence[str], styles: dict[str, str]
 ) -> Iterator[str]:
-    yield _text(left, top + 16, _fitting(panel.title, wide, 7.9), "head")
-    start, end, high, low = left + 46, left + wide - 14, top + HEAD, top + HEAD + PLOT - 16
+    yield _text(left, top + 16, _fitting(panel.title, wide - GAP, 8.2), "head")
+    start, end, high, low = left + 46, left + wide - 14, top + HEAD, top + HEAD + PLOT
     known = [value for line in panel.lines for value in line.y if value is not None]
     if not known:
         return
