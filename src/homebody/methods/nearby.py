@@ -230,5 +230,6 @@ class Nearby(_ByRecentItems):
         told = total.sum["pairs"]
         noise = self.uplink.deviation(len(told), total.clients)
         alike = self.alike(total.catalogue, kept)
-        vectors = pairs.posterior(told, noise, g[kept], alike, self.rank, self.buckets)
+        among = min(self.items, len(shared["place"]))  # more than were kept, if items came since
+        vectors = pairs.posterior(told, noise, g[kept], alike, self.rank, self.buckets, among)
         return {**shared, "item": self.placed(shared, kept, vectors, g)}, state

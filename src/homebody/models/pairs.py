@@ -131,17 +131,27 @@ def prior(g: Tensor, alike: Tensor | None, rank: int) -> Together:
     return Together(_root(LIKELY * torch.outer(g, g) * alike, rank), 1.0)
 
 
-def posterior(told: Tensor, deviation: float, g: Tensor, alike: Tensor | None, rank: int, buckets: int = 0) -> Together:
+def posterior(
+    told: Tensor,
+    deviation: float,
+    g: Tensor,
+    alike: Tensor | None,
+    rank: int,
+    buckets: int = 0,
+    among: int | None = None,
+) -> Together:
     """X, expected once the noised pairs `told` are known, whole or as a sketch.
 
     A sketch adds up pairs in one number, which is noise as well. What it does not explain of the sketch is put back.
+    among: how many items the pairs that were told are of, these first; None: these alone.
     """
     m = len(g)
     if m < 2:
         return Together(g.new_zeros(m, 0), 1.0)
     low, high = torch.triu_indices(m, m, 1, device=g.device)
-    slot, sign = slots(low, high, m, buckets)
-    sketched = len(told) < len(low)
+    among = m if among is None else among
+    slot, sign = slots(low, high, among, buckets)
+    sketched = len(told) < entries(among, 0)
 
     def matrix(numbers: Tensor) -> Tensor:
         out = torch.zeros(m, m, device=g.device)
@@ -187,10 +197,12 @@ def _mean(M: Tensor, g: Tensor, alike: Tensor | None) -> tuple[float, Tensor]:
     alone = max(_dot(seen, M) / _dot(seen, seen), 1e-12)
     if alike is not None:
         tilted = seen * alike
-        ff, ft, tt, fm, tm = (_dot(*both) for both in _products(seen, tilted, M))
-        b, tilt = (fm * tt - tm * ft) / (ff * tt - ft * ft), (tm * ff - fm * ft) / (ff * tt - ft * ft)
-        if b > 0 and tilt > 0:
-            return b, flat * (b + tilt * alike)
+        ff, ft, tt, fm, tm = (_dot(*two) for two in _products(seen, tilted, M))
+        both = ff * tt - ft * ft
+        if both > 1e-9 * ff * tt:  # or all pairs are equally alike
+            b, tilt = (fm * tt - tm * ft) / both, (tm * ff - fm * ft) / both
+            if b > 0 and tilt > 0:
+                return b, flat * (b + tilt * alike)
     return alone, alone * flat
 
 

@@ -45,6 +45,7 @@ from homebody.federation.server.plan import NOBODY_PUBLIC, ServerPlan
 from homebody.federation.task import Task, asks, measuring, metric_names, telemetry
 from homebody.privacy import Channel, Charge
 from homebody.rng import Rng, SystemRng
+from homebody.training import carry
 
 if TYPE_CHECKING:
     from homebody.core import Newcomer, Recommended
@@ -361,6 +362,8 @@ class Flower:
             return known
         numbers = [number for state in there.values() for number in state.active]
         asked = Ask(self._task("adapt", step, Rng.of(0)), numbers, needed=0)
+        # Items that came after the model have fresh rows, as devices give them.
+        shared = carry(shared, method.init_shared(self.catalogue, Rng.of(self._plan.recipe.seed)))
         body = wire.encode_tree(shared, half=self._plan.half)
         had, end = set(known), time.monotonic() + self._plan.deadline
         for device, _ in self._letters.letters(asked, body, end, schema=self._schema.content, only=set(there)):
