@@ -27,10 +27,10 @@ from homebody.errors import HomebodyError
 from homebody.federation.secure_sum.cost import cost
 from homebody.markup import html
 from homebody.notebook.fitted import Fitted
-from homebody.privacy import Event, Ledger, Relation, Reports, Sampling, ShuffledReports, SkellamRelease
+from homebody.privacy import Charge, Event, Ledger, Relation, Reports, Sampling, ShuffledReports, SkellamRelease
 from homebody.privacy.accountant import epsilon as certified
 from homebody.privacy.budget import calibrate_events, check_delta
-from homebody.privacy.events import GaussianRelease, LaplaceRelease
+from homebody.privacy.events import GaussianRelease, LaplaceRelease, event_from_json
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.papers import paper as published
 from homebody.privacy.ring import fitting
@@ -49,6 +49,7 @@ __all__ = [
     "meaning",
     "onebit",
     "paper",
+    "repeated",
     "secure_sum",
     "shuffle",
     "skellam",
@@ -257,6 +258,54 @@ def ledger(model: Fitted | Trained | Ledger | str | Path, delta: float | None = 
     check_delta(delta)
     charged.verify()
     return _lines(lines_of([*releases_of(charged.entries())], delta))
+
+
+def repeated(
+    model: Fitted | Trained | Ledger | str | Path, times: Several = (1, 2, 4, 12), delta: float | None = None
+) -> pl.DataFrame:
+    """What a training costs that is released so many times, with the same people: ε about one person by observer.
+
+    model, delta: as in `ledger`. A release that comes after others may use what they told: that costs no more.
+
+    >>> from homebody import Channel, FedIALS, Simulator, leave_one_out, load
+    >>> from homebody.privacy import Clip, Gaussian
+    >>> from homebody.training import fit
+    >>> few = leave_one_out(load("synthetic:users=80,items=60,mean=12"))
+    >>> model = fit(FedIALS(factors=4, uplink=Channel(Clip(1.0), Gaussian(z=20))), Simulator(few), rounds=5)
+    >>> repeated(model, [1, 12]).select("times", "server", "public").rows()
+    [(1, inf, 0.447...), (12, inf, 1.704...)]
+    """
+    if isinstance(model, Fitted | Trained | Ledger):
+        charged = model if isinstance(model, Ledger) else model.ledger
+        delta = delta if delta is not None else DELTA if isinstance(model, Ledger) else model.delta
+        check_delta(delta)
+        charged.verify()
+        return _repeated(charged, _listed("times", times, Integral), delta)
+    stated = statement(model, delta).details  # refuses a ledger that was changed
+    charged = Ledger(RunFolder.open(Path(model)).ledger_path)
+    try:
+        return repeated(charged, times, stated["delta"])
+    finally:
+        charged.close()
+
+
+def _repeated(charged: Ledger, times: Sequence[int], delta: float) -> pl.DataFrame:
+    if (least := min(times)) < 1:
+        raise HomebodyError(f"A training is released at least once, not {least} times.")
+    once = [Charge(row.observer, row.unit, event_from_json(row.event), row.part) for row in charged.entries()]  # type: ignore[arg-type]
+    return pl.DataFrame(
+        [
+            {
+                "times": count,
+                **{
+                    who: charged.epsilon(who, delta=delta, also=once * (count - 1)).epsilon
+                    for who in charged.observers()
+                },
+                "delta": delta,
+            }
+            for count in times
+        ]
+    )
 
 
 def statement(model: Fitted | str | Path, delta: float | None = None) -> Statement:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from homebody.cli import main
+from homebody.recipe import Recipe
+from homebody.run import execute
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -346,3 +348,51 @@ class TestRun:
         assert run(monkeypatch, "--run", str(copy), "--statement", str(tmp_path / "out")) == 2
         assert "was tampered with: row 1 breaks its chain" in " ".join(capsys.readouterr().err.split())
         assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> Path:
+    stages = ["clip:norm=1", "gaussian:z=20"]
+    recipe = Recipe("fedmf", "synthetic:users=30,items=40,mean=8", fields={"factors": 4}, rounds=2, stages=stages)
+    return Path(execute(recipe, tmp_path)["run"])
+
+
+def test_the_price_of_releasing_a_training_again(answer: Any, small_run: Path) -> None:
+    """Two rounds, three times, are six rounds; the server sees all of it in any case."""
+    once, thrice = answer("--run", str(small_run), "--times", "1", "--times", "3")["rows"]
+    assert (once["times"], thrice["times"], once["delta"]) == (1, 3, 1e-6)
+    assert once["server"] == thrice["server"] == "inf"
+    for row, rounds in ((once, 2), (thrice, 6)):
+        said = answer("gaussian", "--noise", "20", "--rounds", str(rounds))
+        assert row["public"] == row["clients"] == pytest.approx(said["epsilon"], rel=1e-6)
+    at_larger_delta = answer("--run", str(small_run), "--times", "1", "--delta", "0.001")["rows"][0]
+    assert at_larger_delta["public"] < once["public"]
+
+
+def test_times_are_printed_as_a_table(
+    small_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--run", str(small_run), "--times", "1", "--times", "12") == 0
+    said = capsys.readouterr().out
+    assert "released so many times; δ = 1e-06" in said
+    assert [line.split()[:2] for line in said.splitlines() if line.strip()[:1].isdigit()] == [["1", "∞"], ["12", "∞"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--times", "2"], "--times needs a run: give its folder with --run."),
+        (["--run", "RUN", "--times", "0"], "A training is released at least once, not 0 times."),
+        (["--run", "RUN", "--times", "2", "--statement", "out"], "--times and --statement cannot be combined"),
+    ],
+)
+def test_times_that_make_no_sense(
+    small_run: Path,
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [str(small_run) if each == "RUN" else each for each in arguments]
+    assert run(monkeypatch, *given) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from homebody import account
 from homebody.core import Cohort, Method, releases, stated_by
 from homebody.errors import HomebodyError
 from homebody.methods.nearby import Nearby
@@ -18,6 +19,7 @@ from homebody.run import execute
 
 EVERYONE, DATA = Cohort(np.arange(300), "all", 300, 300), "synthetic:users=300,items=120,mean=16"
 UNDIVIDED = Cohort(np.arange(300), "all", 300, 300, divided=False)
+SUM = SecureSum(helper=True)
 SHARES = [(0.1, 0.9), (0.5, 0.5), (0.2, 0.3, 0.5)]
 
 
@@ -31,8 +33,8 @@ def cost(channels: list[Channel], delta: float, cohort: Cohort = EVERYONE, obser
 @pytest.mark.parametrize(
     ("channel", "delta"),
     [
-        (Channel(Clip(1.0), SecureSum(helper=True), Gaussian(0.65, "add-remove")), 1e-6),
-        (Channel(Clip(2.0), SecureSum(helper=True), Gaussian(3.0)), 1e-5),
+        (Channel(Clip(1.0), SUM, Gaussian(0.65, "add-remove")), 1e-6),
+        (Channel(Clip(2.0), SUM, Gaussian(3.0)), 1e-5),
         (Channel(Clip(1.0, order=1), Laplace(b=2.0)), 0.0),
     ],
     ids=["gaussian, add-remove", "gaussian, replace-one", "laplace"],
@@ -55,7 +57,7 @@ def test_shares_of_skellam_noise_cost_no_more_than_one_release(shares: tuple[flo
 
 
 def test_the_rest_of_a_channel_is_shared_by_all() -> None:
-    channel = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(0.6, "add-remove"))
+    channel = Channel(Clip(1.0), SUM, Gaussian(0.6, "add-remove"))
     first, second, noise = channel.with_share(0.25).stages
     assert (first, second) == channel.stages[:2]
     assert isinstance(noise, Gaussian)
@@ -86,10 +88,36 @@ def test_calibration_spends_the_budget_on_both_releases_of_nearby(relation: str,
         assert 8 * (1 - 1e-3) <= spent[observer] <= 8
 
 
+YEAR = {0.65324: (8.00, 12.1, 18.6, 38.6), 1.19408: (4.00, 5.93, 8.89, 17.4), 4.22675: (0.999, 1.45, 2.12, 3.90)}
+"""What docs/private-corner.md says of 1, 2, 4 and 12 releases."""
+
+
+@pytest.mark.parametrize("z", YEAR)
+def test_the_price_of_several_releases_of_nearby_is_what_the_calculator_says(z: float) -> None:
+    times = [1, 2, 4, 12]
+    said = account.gaussian(z, rounds=times, relation="add-remove")["epsilon"].to_list()
+    assert [float(f"{epsilon:.3g}") for epsilon in said] == [*YEAR[z]]
+    sums = [phase.method for phase in Nearby(uplink=Channel(Clip(1.0), SUM, Gaussian(z, "add-remove"))).phases]
+    for count, expected in zip(times, said, strict=True):
+        ledger = Ledger()
+        for month in range(count):
+            for number, method in enumerate(sums):
+                assert method is not None
+                ledger.charge(f"{month}/{number}", releases(method, EVERYONE))
+        assert ledger.epsilons(1e-6)["server"] == pytest.approx(expected, rel=1e-6)
+        ledger.close()
+
+
+def test_the_noise_that_keeps_a_years_releases_within_a_budget_is_that_of_the_page() -> None:
+    for year, expected in ((8.0, (0.653, 0.924, 1.31, 2.26)), (4.0, (1.19, 1.69, 2.39, 4.14))):
+        said = account.gaussian(epsilon=year, rounds=[1, 2, 4, 12], relation="add-remove")["noise"].to_list()
+        assert [float(f"{noise:.3g}") for noise in said] == [*expected]
+
+
 def test_replacing_takes_twice_the_noise_of_leaving() -> None:
     """For the same ε; a clip of 1 moves the sum by 1 and by 2."""
     leaving, replacing = (
-        Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z, relation))  # type: ignore[arg-type]
+        Channel(Clip(1.0), SUM, Gaussian(z, relation))  # type: ignore[arg-type]
         for z, relation in ((0.65, "add-remove"), (0.65, "replace-one"))
     )
     assert cost([leaving], 1e-6, UNDIVIDED) == cost([replacing], 1e-6, UNDIVIDED)
@@ -97,7 +125,7 @@ def test_replacing_takes_twice_the_noise_of_leaving() -> None:
 
 
 def test_a_departure_costs_more_where_a_sum_is_divided() -> None:
-    channel = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(0.65, "add-remove"))
+    channel = Channel(Clip(1.0), SUM, Gaussian(0.65, "add-remove"))
     for observer in OBSERVERS:
         divided, undivided = (cost([channel], 1e-6, cohort, observer) for cohort in (EVERYONE, UNDIVIDED))
         assert divided > 1.5 * undivided

@@ -66,10 +66,14 @@ def account(
     statement: Annotated[
         Path | None, Option(help="With --run: a folder to write statement.json and statement.html into.")
     ] = None,
+    times: Annotated[
+        list[int] | None,
+        Option(help="With --run: ε if the same people's data is trained on so many times; repeat for a table."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compute the ε of a mechanism or the noise for a budget; compare papers' claims; explain a run's ledger."""
-    given = {"--paper": paper, "--run": run, "--delta": delta, "--statement": statement}
+    given = {"--paper": paper, "--run": run, "--delta": delta, "--statement": statement, "--times": times or None}
     said = [name for name, value in given.items() if value is not None]
     if context.invoked_subcommand is not None:
         if said:
@@ -79,7 +83,11 @@ def account(
         raise HomebodyError(f"{said[0]} needs a run: give its folder with --run.")
     if paper is not None and run is not None:
         raise HomebodyError("--paper and --run cannot be combined: leave one out.")
-    if run is not None:
+    if times and statement is not None:
+        raise HomebodyError("--times and --statement cannot be combined: leave one out.")
+    if run is not None and times:
+        _print_times(run, times, delta, as_json)
+    elif run is not None:
         _explain(run, delta, statement, as_json)
     elif paper is not None:
         _print_paper(paper, as_json)
@@ -95,6 +103,24 @@ def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -
     written = stated.save(into) if into is not None else ()
     lines = (f"statement: {file}" for file in written)
     options.answer(stated.details, as_json, lambda: print_statement(stated.details), *lines)
+
+
+def _print_times(run: Path, times: list[int], delta: float | None, as_json: bool) -> None:
+    from homebody.account import repeated
+    from homebody.report.record import jsonable
+    from homebody.report.statement import figure
+
+    rows = repeated(run, times, delta).to_dicts()
+    observers = [name for name in rows[0] if name not in ("times", "delta")]
+
+    def show() -> None:
+        table = options.table(["times", *observers], ["times", *observers])
+        for row in rows:
+            table.add_row(f"{row['times']:,}", *(figure(row[name]) for name in observers))
+        at = f"δ = {rows[0]['delta']:g}"
+        options.show(f"ε of one person, if the training of {run.name} is released so many times; {at}", table)
+
+    options.answer(jsonable({"rows": rows}), as_json, show)
 
 
 def _noise(name: str, about: str, deltas: list[float]) -> None:
