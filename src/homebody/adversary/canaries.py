@@ -243,8 +243,9 @@ class _Nest:
         if not _reports(channel):
             draw = np.random.default_rng(int(rng.fold("places").key) % 2**64)
             # Every canary moves entries of every tensor that has enough of them.
-            order = np.argsort(np.concatenate([draw.permutation(n) / n for n in map(math.prod, shapes)]), kind="stable")
-            places = torch.from_numpy(order[: count * each].reshape(count, each)).sort(1).values
+            ranks = [np.argsort(draw.permutation(n)) / n for n in map(math.prod, shapes)]
+            order = np.argsort(np.concatenate(ranks), kind="stable")
+            places = torch.from_numpy(order[: count * each].reshape(count, each))
         # Far over any bound, so that the clip, of the whole or of each tensor, brings it to exactly that.
         clipped, bounds = bool(channel.facts.clips), channel.facts.norms.values()
         long = FAR_OVER * max(bounds, default=1.0) if clipped else length
