@@ -54,8 +54,8 @@ from homebody.settings import Range, common_params
 
 __all__ = ["Nearby", "NearbyPopularity", "PublicFeatures"]
 
-RARE = 0.02
-"""Items under this popularity weigh as if they had it."""
+USUAL = 1.0
+"""The mean popularity: items under it weigh as if they had it."""
 
 
 CHANNEL = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=0.6533, relation="add-remove"))
@@ -72,6 +72,7 @@ class _ByRecentItems(Stateless):
     rank: int = param(100, "numbers of an item's vector", low=1)
     damping: float = param(0.3, "by how much pairs of popular items weigh less", low=0, high=1, search=Range(0.0, 0.5))
     recency: float = param(0.8, "what an item of one's own weighs for each later one", low=0, high=1)
+    trust: float = param(0.33, "what each item of one's own counts for against popularity", low=0)
 
     uses: ClassVar[tuple[str, ...]] = ("item features", "texts")
 
@@ -94,7 +95,8 @@ class _ByRecentItems(Stateless):
     def independent(self, shared: Tree) -> tuple[Tensor, Tensor]:
         """How often each item is in a pair, up to a factor, as its popularity alone says; and the kept items."""
         place = shared["place"]
-        return shared["popularity"] ** (1 - self.damping), torch.nonzero(place >= 0).flatten()
+        popularity = shared["popularity"]
+        return popularity * popularity.clamp_min(USUAL) ** -self.damping, torch.nonzero(place >= 0).flatten()
 
     def alike(self, catalogue: Catalogue | None, kept: Tensor) -> Tensor | None:
         return pairs.likeness(catalogue, kept) if self.features and catalogue is not None else None
@@ -107,10 +109,12 @@ class _ByRecentItems(Stateless):
         return item
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        mine, later = data.items, data.valid.sum() - data.valid.cumsum(0)
-        popularity = shared["popularity"]
-        weight = data.valid * self.recency**later / popularity[mine].clamp_min(RARE).sqrt()
-        scores = shared["item"][items] @ (weight @ shared["item"][mine])
+        mine, later, popularity = data.items, data.valid.sum() - data.valid.cumsum(0), shared["popularity"]
+        recent = data.valid * self.recency**later
+        person = (recent / popularity[mine].clamp_min(USUAL).sqrt()) @ shared["item"][mine]
+        # So many items of equal weight would say as much; the more there are, the less popularity has to say.
+        evidence = recent.sum().square() / recent.square().sum().clamp_min(1e-20)
+        scores = shared["item"][items] @ torch.cat([self.trust * evidence * person[:-1], person[-1:]])
         return torch.where(data.valid.any(), scores, popularity[items])
 
 
@@ -185,7 +189,7 @@ class Nearby(_ByRecentItems):
     (3, 7.99)
     """
 
-    window: int = param(30, "how many places apart the items of a pair may be", low=1, search=(10, 20, 30, 50))
+    window: int = param(40, "how many places apart the items of a pair may be", low=1, search=(10, 20, 40, 80))
     decay: float = param(0.95, "what a pair weighs for each further place", low=0, high=1, search=(0.9, 0.95, 1.0))
     share: float = param(0.1, "the popularity's share of the budget", low=1e-6, high=1, check=pairs.under_one)
     buckets: int = param(0, "numbers of the sketch that a device sends of its pairs; 0: all pairs", low=0)
@@ -211,7 +215,7 @@ class Nearby(_ByRecentItems):
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         items, valid, place = batch["items"], batch["valid"], shared["place"]
-        damped = shared["popularity"].clamp_min(RARE) ** -self.damping
+        damped = shared["popularity"].clamp_min(USUAL) ** -self.damping
         longest, kept = len(items), min(self.items, len(place))
         distance = torch.arange(1, max(1, min(self.window, longest - 1)) + 1, device=items.device)[:, None]
         first = torch.arange(longest, device=items.device)
