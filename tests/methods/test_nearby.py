@@ -180,7 +180,7 @@ def test_the_last_item_weighs_most_and_everyone_gets_a_ranking() -> None:
     every = torch.arange(6)
     scores = METHOD.score(shared, {}, data_of([0, 1], padded=2), every)
     assert scores.argmax() == 1
-    assert float(scores[0] / scores[1]) == pytest.approx(METHOD.recency)
+    assert float(scores[0] / scores[1]) == pytest.approx(2**-METHOD.recency)
     shared["popularity"] = POPULARITY
     assert METHOD.score(shared, {}, data_of([], padded=2), every).tolist() == POPULARITY.tolist()
 

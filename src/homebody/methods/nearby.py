@@ -71,7 +71,7 @@ class _ByRecentItems(Stateless):
     items: int = param(4000, "items whose pairs are looked at: the most popular ones", low=2)
     rank: int = param(100, "numbers of an item's vector", low=1)
     damping: float = param(0.3, "by how much pairs of popular items weigh less", low=0, high=1, search=Range(0.0, 0.5))
-    recency: float = param(0.8, "what an item of one's own weighs for each later one", low=0, high=1)
+    recency: float = param(1.1, "the n-th last item of one's own weighs n to minus this power", low=0, high=10)
     trust: float = param(0.33, "what each item of one's own counts for against popularity", low=0)
 
     uses: ClassVar[tuple[str, ...]] = ("item features", "texts")
@@ -110,7 +110,7 @@ class _ByRecentItems(Stateless):
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         mine, later, popularity = data.items, data.valid.sum() - data.valid.cumsum(0), shared["popularity"]
-        recent = data.valid * self.recency**later
+        recent = data.valid * (1.0 + later) ** -self.recency
         person = (recent / popularity[mine].clamp_min(USUAL).sqrt()) @ shared["item"][mine]
         # So many items of equal weight would say as much; the more there are, the less popularity has to say.
         evidence = recent.sum().square() / recent.square().sum().clamp_min(1e-20)
