@@ -41,7 +41,7 @@ where something is public of items, and where nothing is."""
 LIKELY = 4.0
 """c, where there are no pairs to fit it to."""
 TINY = 1e-12
-RECOVERIES = 4
+RECOVERIES = 2
 """How often what a sketch leaves over is put back."""
 
 
@@ -151,8 +151,12 @@ def posterior(
     m = len(g)
     if m < 2:
         return Together(g.new_zeros(m, 0), 1.0)
-    low, high = torch.triu_indices(m, m, 1, device=g.device)
     among = m if among is None else among
+    if len(told) == entries(among, 0) and among == m:
+        above = torch.ones(m, m, dtype=torch.bool, device=g.device).triu_(1)
+        M = torch.zeros(m, m, device=g.device).masked_scatter_(above, told)
+        return _fitted(M + M.T, deviation, g, alike, rank)[0]
+    low, high = torch.triu_indices(m, m, 1, device=g.device)
     slot, sign = slots(low, high, among, buckets)
     sketched = len(told) < entries(among, 0)
 
@@ -161,11 +165,9 @@ def posterior(
         out[low, high] = numbers[slot] * sign
         return out + out.T
 
-    M = matrix(told)
-    fitted, X = _fitted(M, _deviation(told, deviation) if sketched else deviation, g, alike, rank)
+    fitted, X = _fitted(matrix(told), _deviation(told, deviation) if sketched else deviation, g, alike, rank)
     for _ in range(RECOVERIES if sketched else 0):
-        explained = torch.zeros_like(told).index_add_(0, slot, X[low, high] * sign)
-        rest = told - explained
+        rest = told - torch.zeros_like(told).index_add_(0, slot, X[low, high] * sign)
         fitted, X = _fitted(matrix(rest) + X, _deviation(rest, deviation), g, alike, rank)
     return fitted
 
