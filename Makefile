@@ -37,8 +37,8 @@ $(STAMP): $(CORE)
 	-$(PIP) --no-deps jax-privacy
 	@touch $@
 
-demo: $(CORE)  ## compare four recommenders on MovieLens-100K
-	$(BIN)/homebody compare popularity fedials fedmf pfedrec --data ml-100k --seeds 1
+demo: $(CORE)  ## compare five recommenders on MovieLens-100K, one of them private
+	$(BIN)/homebody compare popularity fedials fedmf pfedrec nearby --data ml-100k --seeds 1
 
 # Compiled modules are kept, also where a shell says otherwise: every process would compile all of them again.
 demo test test-fast test-faults test-random attack: export PYTHONDONTWRITEBYTECODE :=
