@@ -97,7 +97,7 @@ def failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     [
         (
             ["pfedrek"],
-            "There is no method 'pfedrek'; did you mean 'pfedrec'? Known: alone, dp-fedrec, dp-privrec, dplcf, dssm",
+            "There is no method 'pfedrek'; did you mean 'pfedrec'? Known: alone, dp-als, dp-fedrec, dp-privrec, dplcf",
         ),
         (["zzz"], "There is no method 'zzz'. Known:"),
         (["mine.py"], "Name the class in mine.py as well: mine.py:MyMethod"),

@@ -49,8 +49,10 @@ def items_of(population: Population, user: int) -> torch.Tensor:
 def scores(shared: Tree, own: torch.Tensor) -> dict[str, Any]:
     """The scores of all new items for somebody with these items, by their definition."""
     popularity, mine = shared["popularity"], torch.zeros(shared["item"].shape[1])
-    for age, item in enumerate(own.flip(0).tolist()):
-        mine += 0.8**age / popularity[item].clamp_min(0.02).sqrt() * shared["item"][item]
+    recent = [place**-1.1 for place in range(1, len(own) + 1)]
+    for weight, item in zip(recent, own.flip(0).tolist(), strict=True):
+        mine += weight / max(float(popularity[item]), 1.0) ** 0.5 * shared["item"][item]
+    mine[:-1] *= 0.33 * sum(recent) ** 2 / (sum(weight**2 for weight in recent) or 1)
     found = shared["item"] @ mine if len(own) else popularity
     return {
         f"item-{item}": pytest.approx(float(found[item]), rel=1e-4, abs=1e-6)

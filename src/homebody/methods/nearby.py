@@ -108,14 +108,18 @@ class _ByRecentItems(Stateless):
         item[:, -1] = g * fitted.independent**0.5
         return item
 
-    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        mine, later, popularity = data.items, data.valid.sum() - data.valid.cumsum(0), shared["popularity"]
+    def person(self, shared: Tree, data: Data) -> Tensor:
+        """Where somebody is among the items' vectors, by their recent items; zeros if they have none."""
+        mine, later = data.items, data.valid.sum() - data.valid.cumsum(0)
         recent = data.valid * (1.0 + later) ** -self.recency
-        person = (recent / popularity[mine].clamp_min(USUAL).sqrt()) @ shared["item"][mine]
+        vector = (recent / shared["popularity"][mine].clamp_min(USUAL).sqrt()) @ shared["item"][mine]
         # So many items of equal weight would say as much; the more there are, the less popularity has to say.
         evidence = recent.sum().square() / recent.square().sum().clamp_min(1e-20)
-        scores = shared["item"][items] @ torch.cat([self.trust * evidence * person[:-1], person[-1:]])
-        return torch.where(data.valid.any(), scores, popularity[items])
+        return torch.cat([self.trust * evidence * vector[:-1], vector[-1:]])
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        scores = shared["item"][items] @ self.person(shared, data)
+        return torch.where(data.valid.any(), scores, shared["popularity"][items])
 
 
 @dataclass(frozen=True)

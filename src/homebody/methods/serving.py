@@ -237,6 +237,10 @@ def _reader(method: Any, shared: Tree, local: Tree, data: Data) -> Tensor:
     return method.person(shared, data)
 
 
+def _popularity_too(method: Any) -> tuple[str, ...]:
+    return ("item", "popularity")
+
+
 def _as_nobody(method: Any, shared: Tree, catalogue: Catalogue) -> Tensor:
     return unknown_scores(replace(method, query="nobody"), shared, catalogue)
 
@@ -259,6 +263,7 @@ def _news(method: Any) -> tuple[str, ...]:
 _FACTORS = Serving(interest=_state("user"))
 _NETWORK = Serving(features=True)
 _NEWS = Serving(common=_as_nobody, interest=_reader, tables=_news, leaves=("news/", "candidates"), ends=True, ways=WAYS)
+_NEARBY = Serving(interest=_reader, tables=_popularity_too, leaves=("place",))
 _SHIPPED: Mapping[str, Serving] = {
     "baselines.PrivatePopularity": Serving(tables=_taken, ways=("table", "shelf")),
     "dp_als.DPALS": Serving(common=lengths, interest=_solved_by_device, whole=_squares),
@@ -281,6 +286,9 @@ _SHIPPED: Mapping[str, Serving] = {
         whole=_squares,
         leaves=("item", "rank"),
     ),
+    "nearby.Nearby": _NEARBY,
+    "nearby.NearbyPopularity": _NEARBY,
+    "nearby.PublicFeatures": _NEARBY,
     "nn_self.FOFLSelf": _NETWORK,
     "nn_self.NNSelf": _NETWORK,
     "pfedrec.Alone": Serving(
