@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homebody.errors import HomebodyError
 from homebody.methods.fedmf import FedMF
-from homebody.recipe import Recipe, fingerprint, parse_fields
+from homebody.recipe import Recipe, fingerprint, parse_fields, under_one_budget
 
 MINIMAL = 'method = "fedmf"\ndata = "synthetic"\n'
 
@@ -157,3 +157,16 @@ def test_a_setting_of_the_channel_is_no_field_and_the_error_says_where_it_is(nam
 )
 def test_stages_without_the_methods_own_shuffle_are_told_of(method: str, stages: list[str], told: list[str]) -> None:
     assert Recipe(method, "synthetic", stages=stages).unshuffled() == told
+
+
+def test_one_budget_for_methods_with_noise_and_without() -> None:
+    names = ["popularity", "fmf-ldp", "fedmf", "nearby", "dp-als"]
+    rows, notes = under_one_budget([Recipe(name, "ml-100k", budget="eps=8", calibrate=True) for name in names])
+    assert {row.method for row in rows if row.calibrate and row.budget} == {"nearby", "dp-als"}
+    assert [note.split()[0] for note in notes] == ["popularity", "fmf-ldp", "fedmf"]
+    noised = Recipe("fedmf", "ml-100k", stages=["clip:norm=1", "gaussian"], budget="eps=8", calibrate=True)
+    assert under_one_budget([noised]) == ([noised], [])
+    alone = [Recipe("ials", "ml-100k", budget="eps=8", calibrate=True)]
+    assert under_one_budget(alone) == (alone, [])  # and so it is refused, as `homebody run` refuses it
+    held = [Recipe(name, "ml-100k", budget="eps=8") for name in names]
+    assert under_one_budget(held) == (held, [])

@@ -198,6 +198,11 @@ class Recipe:
 
         return build(self.method, self.fields, with_noise(self.stages) if self.calibrate else self.stages)
 
+    def spends(self) -> bool:
+        """Whether its channel has noise that `--calibrate` can find."""
+        uplink = getattr(self.build(), "uplink", None)
+        return uplink is not None and any(stage.noise_field for stage in uplink.stages)
+
     def unshuffled(self) -> list[str]:
         """A note where the given stages leave out the shuffle of the method's own channel."""
         from homebody.methods import own_channel
@@ -359,3 +364,22 @@ def fingerprint(parts: Mapping[str, bytes | memoryview]) -> str:
         digest.update(name.encode())
         digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def under_one_budget(recipes: Sequence[Recipe]) -> tuple[list[Recipe], list[str]]:
+    """These recipes side by side, where a budget is to be spent: without it where no noise could spend it, and a note
+    on each method of these. If there is no noise in any, all stay as they are, and are refused.
+
+    >>> rows = [Recipe(name, "ml-100k", budget="eps=8", calibrate=True) for name in ("popularity", "nearby")]
+    >>> [recipe.budget for recipe in under_one_budget(rows)[0]], under_one_budget(rows)[1]
+    ([None, 'eps=8'], ['popularity has no noise that spends a budget: its row shows its own ε.'])
+    """
+    spending = [recipe.calibrate and recipe.spends() for recipe in recipes]
+    if not any(spending):
+        return list(recipes), []
+    rows, without = list[Recipe](), dict[str, None]()
+    for recipe, spends in zip(recipes, spending, strict=True):
+        rows.append(recipe if spends else replace(recipe, budget=None, calibrate=False))
+        if not spends:
+            without[recipe.short_method] = None
+    return rows, [f"{name} has no noise that spends a budget: its row shows its own ε." for name in without]

@@ -113,10 +113,12 @@ def compare(
 ) -> None:
     """Compare methods: mean and deviation over seeds, and whether each differs significantly from the best.
 
-    All methods use the same splits and candidates, so users are compared in pairs (NDCG@10, sign-flip test, Holm).
+    With --calibrate a budget holds for methods whose channel has noise; the others show their own ε. All methods use
+    the same splits and candidates, so users are compared in pairs (NDCG@10, sign-flip test, Holm).
     Finished runs are compared without training again: homebody compare runs/a runs/b
     """
     from homebody.cli.progress import watching
+    from homebody.recipe import under_one_budget
     from homebody.report.comparison import compared_runs, summarise_runs
     from homebody.report.terminal import print_comparison
     from homebody.run import execute
@@ -130,6 +132,9 @@ def compare(
     recipes = [given.recipe(method, seed=seed) for method in dict.fromkeys(methods) for seed in range(seeds)]
     for recipe in recipes:
         recipe.build()
+    recipes, notes = under_one_budget(recipes)
+    for note in notes:
+        options.warn(note)
     results = []
     for recipe in recipes:
         with watching(f"{recipe.short_method} seed {recipe.seed}", quiet=as_json) as watcher:

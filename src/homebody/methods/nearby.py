@@ -47,6 +47,7 @@ from homebody.core import (
     Work,
     param,
 )
+from homebody.errors import HomebodyError
 from homebody.models import pairs
 from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.rng import Rng
@@ -56,10 +57,14 @@ __all__ = ["Nearby", "NearbyPopularity", "PublicFeatures"]
 
 USUAL = 1.0
 """The mean popularity: items under it weigh as if they had it."""
-
-
 CHANNEL = Channel(Clip(1.0), SecureSum(helper=True), Gaussian(z=0.6533, relation="add-remove"))
 """ε = 8 at δ = 1e-6 for what both releases tell together."""
+
+
+def under_one(name: str, value: float) -> None:
+    """Refuse a share that leaves nothing for the pairs."""
+    if value == 1.0:
+        raise HomebodyError(f"{name} must be under 1, or nothing of the budget is left for pairs: not {value:g}.")
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class _ByRecentItems(Stateless):
 
     uplink: Channel = CHANNEL
     features: bool = param(True, "whether what is public of items says which belong together")
-    items: int = param(4000, "items whose pairs are looked at: the most popular ones", low=2)
+    items: int = param(4000, "items whose pairs are counted: the most popular ones", low=2)
     rank: int = param(100, "numbers of an item's vector", low=1)
     damping: float = param(0.3, "by how much pairs of popular items weigh less", low=0, high=1, search=Range(0.0, 0.5))
     recency: float = param(1.1, "the n-th last item of one's own weighs n to minus this power", low=0, high=10)
@@ -195,7 +200,7 @@ class Nearby(_ByRecentItems):
 
     window: int = param(40, "how many places apart the items of a pair may be", low=1, search=(10, 20, 40, 80))
     decay: float = param(0.95, "what a pair weighs for each further place", low=0, high=1, search=(0.9, 0.95, 1.0))
-    share: float = param(0.1, "the popularity's share of the budget", low=1e-6, high=1, check=pairs.under_one)
+    share: float = param(0.1, "the popularity's share of the budget", low=1e-6, high=1, check=under_one)
     buckets: int = param(0, "numbers of the sketch that a device sends of its pairs; 0: all pairs", low=0)
 
     about: ClassVar[About] = About(

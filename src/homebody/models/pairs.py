@@ -24,10 +24,9 @@ import torch
 from torch import Tensor
 
 from homebody.core import Catalogue, Column
-from homebody.errors import HomebodyError
 from homebody.rng import GOLDEN, Rng, mix
 
-__all__ = ["Together", "entries", "likeness", "positive", "posterior", "prior", "slots", "under_one"]
+__all__ = ["Together", "entries", "likeness", "positive", "posterior", "prior", "slots"]
 
 WIDTH = 0.2
 """Numbers are alike within so many of their standard deviations."""
@@ -40,15 +39,10 @@ LIFT, OWN_LIFT, OWN_LIFT_ALONE = 10.0, 30.0, 100.0
 where something is public of items, and where nothing is."""
 LIKELY = 4.0
 """c, where there are no pairs to fit it to."""
-TINY = 1e-12
 RECOVERIES = 2
-"""How often what a sketch leaves over is put back."""
-
-
-def under_one(name: str, value: float) -> None:
-    """Refuse a share that leaves nothing."""
-    if value == 1.0:
-        raise HomebodyError(f"{name} must be under 1, or nothing of the budget is left for pairs: not {value:g}.")
+"""How often what a sketch leaves over is looked at again."""
+TINY = 1e-12
+"""In the place of 0 where something is divided by it."""
 
 
 class Together(NamedTuple):
@@ -221,17 +215,13 @@ def _mean(M: Tensor, g: Tensor, alike: Tensor | None) -> tuple[float, Tensor]:
     alone = max(_dot(seen, M) / _dot(seen, seen), TINY)
     if alike is not None:
         tilted = seen * alike
-        ff, ft, tt, fm, tm = (_dot(*two) for two in _products(seen, tilted, M))
+        ff, ft, tt, fm, tm = _dot(seen, seen), _dot(seen, tilted), _dot(tilted, tilted), _dot(seen, M), _dot(tilted, M)
         both = ff * tt - ft * ft
         if both > 1e-9 * ff * tt:  # or all pairs are equally alike
             b, tilt = (fm * tt - tm * ft) / both, (tm * ff - fm * ft) / both
             if b > 0 and tilt > 0:
                 return b, flat * (b + tilt * alike)
     return alone, alone * flat
-
-
-def _products(seen: Tensor, tilted: Tensor, M: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return [(seen, seen), (seen, tilted), (tilted, tilted), (seen, M), (tilted, M)]
 
 
 def _dot(one: Tensor, other: Tensor) -> float:

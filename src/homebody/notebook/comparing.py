@@ -24,7 +24,7 @@ from homebody.notebook.fitted import Fitted
 from homebody.notebook.plots import Plot, refuse_unmeasured
 from homebody.notebook.progress import ProgressLine, watching
 from homebody.notebook.wording import in_python, python_errors
-from homebody.recipe import Recipe
+from homebody.recipe import Recipe, under_one_budget
 from homebody.report.comparison import (
     METRICS,
     comparison_columns,
@@ -193,6 +193,10 @@ def compare(
         ]
         for _, recipe in recipes:
             recipe.build()  # a senseless one is refused before any is run
+        rows, notes = under_one_budget([recipe for _, recipe in recipes])
+        recipes = [(label, row) for (label, _), row in zip(recipes, rows, strict=True)]
+        for note in notes:
+            line.say(note)
         asked += [_asked_of(label, settled(recipe, given[0]), given[0]) for label, recipe in recipes]
         if trained and not todo:
             asked.append(asked[0]._replace(label="the data", people=population_in(given[0])))
