@@ -243,3 +243,54 @@ def test_who_has_one_item_alone_is_refused_with_a_sentence(people: Population) -
 def test_a_share_leaves_something_for_both(share: float) -> None:
     with pytest.raises(HomebodyError, match="share"):
         Nearby(share=share)
+
+
+def test_an_item_that_is_not_kept_takes_nothing_from_other_pairs() -> None:
+    assert float(sent(METHOD, [0, 4, 1]).norm()) == pytest.approx(1)
+
+
+def test_popularity_counts_by_the_root_of_how_many_items_there_are() -> None:
+    method = NearbyPopularity(uplink=Channel(Clip(1.0)))
+    update, _ = method.client(SHARED, {}, method.prepare(data_of([0, 2, 5, 3], padded=2), Rng.of(0)))
+    assert update["popularity"].dense().tolist() == pytest.approx([0.5, 0, 0.5, 0.5, 0, 0.5])
+
+
+def test_a_score_adds_up_recent_items_and_trusts_them_by_their_number() -> None:
+    shared: Tree = {"popularity": POPULARITY, "place": PLACE, "item": Rng.of(4).normal(6, 4)}
+    found = METHOD.score(shared, {}, data_of([3, 1, 0], padded=2), torch.arange(6))
+    recent = [1.0, 2**-METHOD.recency, 3**-METHOD.recency]
+    person = sum(
+        weight / max(float(POPULARITY[item]), 1.0) ** 0.5 * shared["item"][item]
+        for weight, item in zip(recent, [0, 1, 3], strict=True)
+    )
+    assert isinstance(person, Tensor)
+    many = sum(recent) ** 2 / sum(weight**2 for weight in recent)
+    expected = shared["item"][:, :-1] @ person[:-1] * METHOD.trust * many + shared["item"][:, -1] * person[-1]
+    torch.testing.assert_close(found, expected)
+
+
+def test_each_phase_has_the_noise_of_its_share() -> None:
+    method = Nearby(share=0.2, uplink=Channel(Clip(1.0), Gaussian(z=2.0, relation="add-remove")))
+    assert [phase.method.uplink.deviation(1, 1) for phase in method.phases if phase.method] == pytest.approx(
+        [2 / 0.2**0.5, 2 / 0.8**0.5]
+    )
+
+
+def test_items_of_which_nothing_is_known_are_like_no_others() -> None:
+    kind = Column(torch.tensor([0, 0, 1]), 2, "one")
+    found = pairs.likeness(Catalogue(3, {"kind": kind}), torch.arange(3))
+    assert found is not None
+    assert float(found[0, 1]) == 0
+
+
+def test_kinds_that_go_together_are_found_under_noise_that_hides_each_pair() -> None:
+    g, kind = torch.ones(90), torch.arange(90) % 3
+    first, second, third = (kind == number for number in range(3))
+    X = torch.ones(90, 90)
+    for one, other in ((first, second), (second, first)):
+        X[torch.outer(one, other)] += 4.0
+    told = upper(X) + 20.0 * Rng.of(1).normal(len(upper(X)))
+    alike = (kind[:, None] == kind).float()
+    found = product(pairs.posterior(told, 20.0, g, alike, rank=10), g)
+    together, apart = found[torch.outer(first, second)].mean(), found[torch.outer(first, third)].mean()
+    assert float(together - apart) > 1
